@@ -217,10 +217,12 @@ Result<GemmLaunch> make_launch(const GemmPlan& plan, const GemmBuffers& buffers)
   launch.repack_blocks = static_cast<uint32_t>(std::min(pieces, kMaxRepackBlocks));
 
   GemmParams& params = launch.params = make_params(*family, p, config, at, work);
-  if (!launch.is_as_planned(plan)) launch.config.kernel = kernel_without_tma(config.kernel);
-  if (launch.config.kernel.empty()) {
-    return invalid("result is at address ", at.d, "; kernel ", config.kernel, " needs a multiple of ", kTmaAlignment,
-                   " bytes");
+  if (!launch.is_as_planned(plan)) {
+    launch.config.kernel = kernel_without_tma(config.kernel);
+    if (launch.config.kernel.empty()) {
+      return invalid("result is at address ", at.d, "; kernel ", config.kernel, " needs a multiple of ", kTmaAlignment,
+                     " bytes");
+    }
   }
   params.partials = work.slices != 0 ? reinterpret_cast<float*>(at.workspace + layout.partials) : nullptr;
   params.counters = counted ? reinterpret_cast<uint32_t*>(at.counters) : nullptr;

@@ -59,8 +59,6 @@ struct EpiloguePlan {
   StorePath store_path;
 };
 
-EpiloguePlan epilogue_plan(const KernelFamily& family, const GemmProblem& launched, const GemmConfig& config);
-
 // Fails where no kernel of a tile serves such a launch. `of_tile`: one of them, as InstancesOfProblem finds it.
 Verdict check_served(const KernelFamily& family, const KernelInstance& of_tile, const GemmProblem& launched,
                      const GemmConfig& config);

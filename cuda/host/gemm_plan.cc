@@ -41,6 +41,12 @@ WorkspaceLayout layout_of(const KernelFamily& family, const GemmProblem& p, cons
   return layout;
 }
 
+EpiloguePlan epilogue_plan(const KernelFamily& family, const GemmProblem& launched, const GemmConfig& config) {
+  const uint32_t in_ring = residual_stages(family, launched, config, 0);
+  const EpiloguePath path = epilogue_path(family, launched, config, in_ring, 0);
+  return {in_ring, path, store_path(family, launched, config, path, 0)};
+}
+
 // The kernel that serves a launch: of those of its tile the one that can do least (Scope in gemm/sm90_context.h). Not
 // all tiles have all; null where none of them serves it.
 const KernelInstance* serving_kernel(const KernelInstance& of_tile, const GemmProblem& p, const GemmConfig& c,
@@ -64,6 +70,10 @@ const KernelInstance* serving_kernel(const KernelInstance& of_tile, const GemmPr
   return nullptr;
 }
 
+Violation not_served(const GemmConfig& c) {
+  return {Rule::whole_tiles, {{"block_m", c.block_m}, {"block_n", c.block_n}, {"pingpong", c.pingpong}}};
+}
+
 }  // namespace
 
 GemmProblem as_launched(const GemmProblem& problem, const GemmConfig& config) {
@@ -84,17 +94,11 @@ GemmProblem as_launched(const GemmProblem& problem, const GemmConfig& config) {
   return launched;
 }
 
-EpiloguePlan epilogue_plan(const KernelFamily& family, const GemmProblem& launched, const GemmConfig& config) {
-  const uint32_t in_ring = residual_stages(family, launched, config, 0);
-  const EpiloguePath path = epilogue_path(family, launched, config, in_ring, 0);
-  return {in_ring, path, store_path(family, launched, config, path, 0)};
-}
-
 Verdict check_served(const KernelFamily& family, const KernelInstance& of_tile, const GemmProblem& launched,
                      const GemmConfig& c) {
   if (!of_tile.for_some()) return {};
   if (serving_kernel(of_tile, launched, c, epilogue_plan(family, launched, c)) != nullptr) return {};
-  return Violation{Rule::whole_tiles, {{"block_m", c.block_m}, {"block_n", c.block_n}, {"pingpong", c.pingpong}}};
+  return not_served(c);
 }
 
 Work work_of(const KernelFamily& family, const GemmProblem& p, const GemmConfig& c) {
@@ -166,9 +170,10 @@ Planned<GemmPlan> plan_gemm(const KernelFamily& family, const GemmProblem& probl
   if (Verdict broken = check_launched(family, launched, config)) return *std::move(broken);
   const Work work = work_of(family, launched, config);
   if (Verdict broken = check_work(work, launched, config)) return *std::move(broken);
-  if (Verdict broken = check_served(family, *instance, launched, config)) return *std::move(broken);
   const EpiloguePlan epilogue = epilogue_plan(family, launched, config);
-  config.kernel = serving_kernel(*instance, launched, config, epilogue)->name;
+  const KernelInstance* const serving = serving_kernel(*instance, launched, config, epilogue);
+  if (serving == nullptr) return not_served(config);
+  config.kernel = serving->name;
   return GemmPlan{&family, problem, config, launched, work, layout_of(family, launched, config, work), epilogue};
 }
 

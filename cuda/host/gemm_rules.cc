@@ -480,26 +480,18 @@ InstancesOfProblem::InstancesOfProblem(const KernelFamily& family, const GemmPro
   if (launched.mx != 0) input = packing(counted_type(launched)) > 1 ? "4bit_mx" : "8bit_mx";
   const char layout[] = {operand_a(family, launched).as_read().major == Major::kK ? 'n' : 't',
                          operand_b(family, launched).as_read().major == Major::kMN ? 'n' : 't'};
-  const auto has = [&](const KernelInstance& like) {
-    return std::ranges::any_of(instances_, [&](const KernelInstance* instance) {
-      return std::tie(instance->rows, instance->columns, instance->cta_group) ==
-             std::tie(like.rows, like.columns, like.cta_group);
-    });
-  };
   const auto add = [&](std::string_view role) {
     for (const KernelInstance& instance : kKernelInstances) {
-      const bool taken = instance.layout == "any" || instance.layout == std::string_view(layout, 2);
-      if (instance.family == family.name && instance.role == role && instance.input == input && taken &&
-          !has(instance)) {
-        instances_.push_back(&instance);
-      }
+      if (instance.family != family.name || instance.role != role) continue;
+      if (instance.input != input) continue;
+      if (instance.layout == "any" || instance.layout == std::string_view(layout, 2)) instances_.push_back(&instance);
     }
   };
   if (launched.grouped != Grouped::kNone) {
     add(launched.gathered() ? "gathered" : "grouped");
   } else {
     add("gemm");
-    add("plain");  // of tiles that have no kernel for all launches
+    add("plain");  // last: find() takes it for a tile that has no kernel for all launches
   }
 }
 

@@ -21,7 +21,7 @@ from jaxbw._src.selection.kernel_table import Kernel
 
 from ..quantized import FORMATS, block_scaled, tiled, untiled
 from . import gemm_launch
-from .gemm_launch import ACTIVATIONS, E2M1, Config, Matmul
+from .gemm_launch import ACTIVATIONS, E2M1, Config, Matmul, side_by_side
 
 DTYPES: dict[str, np.dtype[Any]] = {
     "f16": np.dtype(np.float16),
@@ -85,9 +85,20 @@ def cta_tile(kernel: Kernel, *, pingpong: bool = False) -> dict[str, Any]:
     """
     rows, columns = kernel.block_m or 0, kernel.block_n or 0
     if not pingpong:
-        side_by_side = 2 * rows * columns > 256 * 128
-        rows, columns = (rows, 2 * columns) if side_by_side else (2 * rows, columns)
+        beside = side_by_side(2 * rows * columns)
+        rows, columns = (rows, 2 * columns) if beside else (2 * rows, columns)
     return {"block_m": rows, "block_n": columns}
+
+
+def cta_launch(kernel: Kernel, block_n: int = 128) -> dict[str, Any]:
+    """block_m, block_n and cluster of a launch of any kernel; sm100's are chosen at launch.
+
+    TMA loads up to 256 rows at once: of a wider tile two CTAs share them.
+    """
+    tile: dict[str, Any] = {"block_m": 128 * kernel.cta_group, "block_n": block_n}
+    if kernel.family == "sm90":
+        tile = cta_tile(kernel)
+    return tile | {"cluster": (2 if tile["block_n"] > 256 else kernel.cta_group, 1)}
 
 
 def for_all(kernel: str) -> str:

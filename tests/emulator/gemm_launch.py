@@ -311,11 +311,16 @@ def saved_type(output: np.dtype[Any]) -> np.dtype[Any]:
     return BF16 if output.itemsize == 1 else output
 
 
+def side_by_side(accumulators: int) -> bool:
+    """Whether the warpgroups that share an sm90 tile of so many have each half of its columns."""
+    return accumulators > 256 * 128
+
+
 def mma_tiles(config: Config) -> int:
     """MMA tiles on top of each other in a CTA's tile."""
     if config.family == SM90:
-        halved = not config.pingpong and config.block_m * config.block_n <= 256 * 128
-        return config.block_m // (2 if halved else 1) // WGMMA_ROWS
+        whole = config.pingpong or side_by_side(config.block_m * config.block_n)
+        return config.block_m // (1 if whole else 2) // WGMMA_ROWS
     return max(1, config.block_m // config.cta_group // MMA_ROWS)
 
 

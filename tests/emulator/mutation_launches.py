@@ -113,9 +113,9 @@ def _served(name: str) -> Iterator[Case]:
 
 
 def _sm90(name: str) -> Iterator[Case]:
-    layout, tile = name.split("_")[-2:]
-    rows, columns = map(int, tile.split("x"))  # of a warpgroup
     base, turns = _ways(name)
+    layout = base.layout
+    rows, columns = turns.block_m, turns.block_n  # of a warpgroup
     for way in (base, turns):
         yield way
         yield replace(way, m=2 * base.m, k=328, output="f16", cluster=(2, 1), stages=4)

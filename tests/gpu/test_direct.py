@@ -6,12 +6,11 @@ rounding of the output and of float32 accumulation.
 """
 
 import itertools
-from typing import Any
 
 import numpy as np
 import pytest
 
-from ..emulator.gemm_cases import INPUTS, cta_tile
+from ..emulator.gemm_cases import INPUTS, cta_launch
 from . import direct
 from .direct import Case
 
@@ -39,21 +38,16 @@ def instances() -> list[Case]:
         dtypes = INPUTS[kernel.input]
         widths = (32, 128, 256) if kernel.block_n is None else (kernel.block_n,)
         for layout, (dtype, rhs_dtype), width in itertools.product(layouts, dtypes, widths):
-            tile: dict[str, Any] = {"block_m": 128 * kernel.cta_group, "block_n": width}
-            if kernel.family == "sm90":
-                tile = cta_tile(kernel)
-            elif layout[1] == "n" and width // kernel.cta_group % 64 != 0:
+            whole_spans = width // kernel.cta_group % 64 == 0
+            if kernel.family == "sm100" and layout[1] == "n" and not whole_spans:
                 continue  # an MN-major rhs is loaded 64 columns at a time
-            # TMA loads up to 256 rows at once: of a wider tile CTAs share them.
-            cluster = (2 if tile["block_n"] > 256 else kernel.cta_group, 1)
             case = Case(
                 *(264, 328, 200),
                 layout=layout,
                 dtype=dtype,
                 rhs_dtype=None if rhs_dtype == dtype else rhs_dtype,
                 promoted=kernel.input == "8bit_promoted",
-                **tile,
-                cluster=cluster,
+                **cta_launch(kernel, width),
                 cta_group=kernel.cta_group,
                 family=kernel.family,
             )

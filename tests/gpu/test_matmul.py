@@ -20,7 +20,7 @@ import jaxbw
 from jaxbw._src.primitives.gemm import TARGET
 from jaxbw._src.selection import devices
 
-from ..emulator.gemm_cases import ACCUMULATION_8BIT, INPUTS, cta_tile, gemms
+from ..emulator.gemm_cases import ACCUMULATION_8BIT, INPUTS, cta_launch, gemms
 
 pytestmark = pytest.mark.gpu
 
@@ -137,13 +137,8 @@ def test_every_kernel_of_the_table(kernel: Any, family: str) -> None:
         for dtype in dict.fromkeys(lhs for lhs, _ in INPUTS[kernel.input]):
             promoted = kernel.input == "8bit_promoted"
             asked = "" if family == "sm100" or promoted else ASKED[kernel.role]
-            tile = {"block_m": 128 * kernel.cta_group, "block_n": 128}
-            if kernel.block_m is not None:
-                tile = cta_tile(kernel)
             config = jaxbw.GemmConfig(
-                **tile,
-                # TMA loads up to 256 rows at once: of a wider tile CTAs share them.
-                cluster=(2 if tile["block_n"] > 256 else kernel.cta_group, 1),
+                **cta_launch(kernel),
                 cta_group=kernel.cta_group,
                 split_k=2 if "parts" in asked else 1,
             )

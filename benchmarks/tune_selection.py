@@ -42,8 +42,16 @@ def tune(samples: Sequence[Sample], made: Mapping[str, Any]) -> dict[str, Any]:
     sizes = {name: [min(of), max(of)] for name, of in zip(SIZES, found, strict=True)}
     return {
         **{"version": tuned.VERSION, "made": dict(made), "sizes": sizes},
+        "tiles": tiles(samples),
         **{"features": list(FEATURES), "trees": grow(samples)},
     }
+
+
+def tiles(samples: Sequence[Sample]) -> list[list[int]]:
+    """The tiles that were measured: rows, columns, whether in pingpong."""
+    columns = [FEATURES.index(name) for name in ("block_m", "block_n", "pingpong")]
+    found = np.unique(np.concatenate([each.rows[:, columns] for each in samples]), axis=0)
+    return [[int(number) for number in tile] for tile in found]
 
 
 def regret(machine: Machine, measured: Measurements, table: Table | None) -> float:

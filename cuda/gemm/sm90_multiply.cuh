@@ -2,6 +2,7 @@
 #pragma once
 
 #include "gemm/descriptors.h"
+#include "gemm/operand_bits.h"
 #include "gemm/sm90_block_scales.cuh"
 #include "gemm/sm90_context.h"
 #include "gemm/sm90_stages.h"
@@ -16,20 +17,13 @@ struct Operands {
   static constexpr Major kAMajor = kMajorOfA, kBMajor = kMajorOfB;
 };
 
-// Which instructions a kernel takes. Of 16 bits each type and layout has an instance of its own; these are compiled to
-// PTX once, where a name stands for what they differ in. The build writes a number there (instance_ptx() in
-// cuda/kernels/generate.py), and ptxas drops the instructions of the other instances. Of 8 bits the launch says which.
+// Which instructions a kernel takes. Of 16 bits each type and layout has an instance of its own; of 8 bits the launch
+// says which.
 template <Config kConfig>
 class OperandsOfKernel {
  public:
-  JAXBW_DEVICE OperandsOfKernel() {
-    if constexpr (k16Bit) asm("mov.u32 %0, 0x4a584257;" : "=r"(bits_));
-  }
-
-  JAXBW_DEVICE Major a_major() const {
-    return k16Bit && !kConfig.gathered && (bits_ & 1) != 0 ? Major::kMN : Major::kK;
-  }
-  JAXBW_DEVICE Major b_major() const { return k16Bit && (bits_ & 2) != 0 ? Major::kMN : Major::kK; }
+  JAXBW_DEVICE Major a_major() const { return k16Bit && !kConfig.gathered ? bits_.a_major() : Major::kK; }
+  JAXBW_DEVICE Major b_major() const { return k16Bit ? bits_.b_major() : Major::kK; }
 
   // Calls function.operator()<Operands>().
   template <typename Function>
@@ -45,7 +39,7 @@ class OperandsOfKernel {
           function.template operator()<Operands<kType, kType, kMN, kMN>>();
         }
       };
-      if ((bits_ & 4) == 0) return with_majors.template operator()<DataType::kBF16>();
+      if (bits_.type() == DataType::kBF16) return with_majors.template operator()<DataType::kBF16>();
       with_majors.template operator()<DataType::kF16>();
     } else if constexpr (is_8bit(kConfig.input)) {
       const auto with_type = [](DataType type, const auto& next) {
@@ -63,7 +57,7 @@ class OperandsOfKernel {
  private:
   static constexpr bool k16Bit = size_bytes(kConfig.input) == 2;
 
-  uint32_t bits_ = 0;
+  OperandBits bits_;
 };
 
 // A descriptor and what is added to it. As in UmmaOperand, the lower word never carries.

@@ -12,6 +12,7 @@
 #include <string_view>
 
 #include "gemm/profile_layout.h"
+#include "gemm/skinny.h"
 #include "gemm/storage.h"
 #include "host/kernel_instances.h"
 #include "host/rules.h"
@@ -164,6 +165,12 @@ struct KernelFamily {
   bool is_sm90() const { return compute_major == 9; }
 };
 
+// Whether a tile has few rows: its kernels load without TMA, and cast (gemm/skinny.h).
+inline bool is_skinny(const KernelFamily& family, const GemmConfig& c) {
+  return family.is_sm90() && c.pingpong == 0 && c.block_m <= kMaxSkinnyRows;
+}
+inline SkinnyTile skinny_tile(const GemmConfig& c) { return skinny_tile(c.block_m, c.block_n); }
+
 // By family name ("sm90") and by kernel name ("jaxbw_sm90_..."); null where there is none.
 const KernelFamily* find_family(std::string_view name);
 const KernelFamily* family_of_kernel(std::string_view kernel);
@@ -186,6 +193,7 @@ class InstancesOfProblem {
   Violation missing(const GemmConfig& config) const;
 
  private:
+  const KernelFamily& family_;
   std::vector<const KernelInstance*> instances_;
 };
 
@@ -199,6 +207,9 @@ LaunchScheduler default_scheduler(const KernelFamily& family, Grouped grouped);
 // Of a CTA, whose tile may take all that there are; and where none are chosen.
 uint32_t most_accumulators(const KernelFamily& family, const GemmConfig& config);
 uint32_t min_accumulators(const KernelFamily& family, const GemmConfig& config);
+
+// Of a CTA of a matmul without groups, or with.
+uint32_t threads(const KernelFamily& family, const GemmConfig& config);
 
 // Dynamic shared memory of a launch, in bytes.
 uint32_t shared_memory_bytes(const KernelFamily& family, const GemmConfig& config);

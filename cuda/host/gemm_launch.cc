@@ -1,6 +1,7 @@
 #include "host/gemm_launch.h"
 
 #include <algorithm>
+#include <bit>
 #include <limits>
 
 #include "gemm/repack.h"
@@ -78,6 +79,33 @@ GemmParams make_params(const KernelFamily& family, const GemmProblem& p, const G
   params.a_major = operand_a(family, p).as_read().major;
   params.b_major = operand_b(family, p).as_read().major;
   return params;
+}
+
+// Of a matmul of few rows, whose operands are where the kernel reads them.
+SkinnyParams skinny_params(const KernelFamily& family, const GemmProblem& p, const GemmConfig& c,
+                           const GemmParams& params, const GemmBuffers& at, const Work& work) {
+  const Operand a = operand_a(family, p), b = operand_b(family, p);
+  const auto pitch = [](const Operand& operand) {
+    return static_cast<uint32_t>(operand.pitch() / size_bytes(operand.type));
+  };
+  const auto matrix = [&](const Operand& operand, bool batched) {
+    return batched ? pitch(operand) * operand.rows() : 0;
+  };
+  return {.a = reinterpret_cast<const void*>(at.a),
+          .b = reinterpret_cast<const void*>(at.b),
+          .output = params.output,
+          .a_pitch = pitch(a),
+          .b_pitch = pitch(b),
+          .m = params.m,
+          .n = params.n,
+          .k = params.k,
+          .log2_parts = static_cast<uint32_t>(std::countr_zero(c.cluster_k)),
+          .one_row = work.tiles == work.tiles_n,
+          .casts = params.epilogue.path == EpiloguePath::kCast,
+          .a_matrix = matrix(a, p.a_batched),
+          .b_matrix = matrix(b, p.b_batched),
+          .order = params.order,
+          .epilogue = params.epilogue};
 }
 
 // Fails where an address does not allow what the launch does.
@@ -176,7 +204,9 @@ uint32_t GemmLaunch::reduce_blocks(uint32_t sm_count) const {
   return static_cast<uint32_t>(std::min<uint64_t>(reduced_chunks, sm_count));
 }
 
-uint32_t GemmLaunch::clusters(uint32_t resident) const { return clusters_of(config, params.work_items, resident); }
+uint32_t GemmLaunch::clusters(uint32_t resident) const {
+  return clusters_of(*family, config, params.work_items, resident);
+}
 
 Result<GemmLaunch> make_launch(const GemmPlan& plan, const GemmBuffers& buffers) {
   const auto& [family, problem, config, p, work, layout, shown] = plan;
@@ -251,6 +281,10 @@ Result<GemmLaunch> make_launch(const GemmPlan& plan, const GemmBuffers& buffers)
     launch.scale_views[0] = view_scales(p, a, a_row_tiles(p, config, work), config, "lhs_tiles", at.a_tiles);
     launch.scale_views[1] = view_scales(p, b, row_tiles(b), config, "rhs_tiles", at.b_tiles);
     if (p.gated) launch.scale_views[2] = view_scales(p, b, row_tiles(b), config, "rhs_up_tiles", at.b_up_tiles);
+  }
+  if (is_skinny(*family, config)) {
+    launch.skinny = skinny_params(*family, p, config, params, at, work);
+    return launch;
   }
   if (!p.gathered() || !family->is_sm90()) launch.views[0] = view_a(*family, p, config, at.a);
   launch.views[1] = view_b(*family, p, config, "rhs", at.b);

@@ -46,7 +46,7 @@ inline uint64_t a_row_tiles(const GemmProblem& p, const GemmConfig& c, const Wor
 }
 
 // The clusters to launch for so many work items on a machine that holds `resident` of them at a time.
-uint32_t clusters_of(const GemmConfig& config, uint32_t items, uint32_t resident);
+uint32_t clusters_of(const KernelFamily& family, const GemmConfig& config, uint32_t items, uint32_t resident);
 
 // How results leave, whose addresses taken together are `results`.
 StorePath store_path(const KernelFamily& family, const GemmProblem& launched, const GemmConfig& config,
@@ -111,6 +111,8 @@ struct GemmLaunch {
   std::optional<GroupTableParams> groups = std::nullopt;  // of a grouped matmul: what a launch before it makes
   std::optional<GatheredRowsOfA> gathered = std::nullopt;
 
+  std::optional<SkinnyParams> skinny = std::nullopt;  // of few rows, in place of params
+
   std::optional<BlockScales> scales = std::nullopt;  // of a promoting kernel, perhaps none
   std::array<TensorMap, 3> scale_maps = {};          // of scale_views
   uint8_t* d_scales = nullptr;                       // MxParams::d_scales
@@ -136,6 +138,7 @@ struct GemmLaunch {
       return function(grouped);
     }
     if (scales) return function(PromotedParams{params, *scales});
+    if (skinny) return function(*skinny);
     return function(params);
   }
 

@@ -12,6 +12,7 @@ constexpr uint64_t kSectionAlignment = 256;
 
 // Slices of a CTA's tile, and values in one.
 std::pair<uint64_t, uint64_t> slices_of(const KernelFamily& family, const GemmProblem& p, const GemmConfig& c) {
+  if (is_skinny(family, c)) return {0, 0};
   if (family.is_sm90() && c.cluster_k > 1) {
     // None in a gated tile that is too narrow, which check_launched refuses.
     const uint32_t slices = std::max(cluster_slices(c.block_m, tile_columns(p, c)), 1u);
@@ -51,7 +52,7 @@ EpiloguePlan epilogue_plan(const KernelFamily& family, const GemmProblem& launch
 // all tiles have all; null where none of them serves it.
 const KernelInstance* serving_kernel(const KernelInstance& of_tile, const GemmProblem& p, const GemmConfig& c,
                                      const EpiloguePlan& epilogue) {
-  if (of_tile.has_groups()) return &of_tile;
+  if (of_tile.has_groups() || of_tile.is_skinny()) return &of_tile;
   const bool whole = c.split_k == 1 && c.cluster_k == 1 && epilogue.store_path == StorePath::kTma;
   const bool casts = epilogue.path == EpiloguePath::kCast, more = p.save || epilogue.residual_stages != 0;
   const bool elementwise = whole && epilogue.path == EpiloguePath::kElementwise;
@@ -137,14 +138,15 @@ uint64_t Work::waves(uint64_t resident) const {
 StorePath store_path(const KernelFamily& family, const GemmProblem& p, const GemmConfig& c, EpiloguePath path,
                      CUdeviceptr results) {
   if (c.swap_ab != 0) return StorePath::kColumns;
+  if (is_skinny(family, c)) return StorePath::kRows;
   // The general way of the Hopper kernel does not store by TMA: no tensor maps are encoded for it.
   if (family.is_sm90() && path == EpiloguePath::kGeneral) return StorePath::kRows;
   return stored_by_tma(p, c, results) ? StorePath::kTma : StorePath::kRows;
 }
 
-uint32_t clusters_of(const GemmConfig& config, uint32_t items, uint32_t resident) {
-  const bool one_wave =
-      static_cast<LaunchScheduler>(config.scheduler) == LaunchScheduler::kStatic && config.cluster_k == 1;
+uint32_t clusters_of(const KernelFamily& family, const GemmConfig& config, uint32_t items, uint32_t resident) {
+  const bool one_wave = static_cast<LaunchScheduler>(config.scheduler) == LaunchScheduler::kStatic &&
+                        config.cluster_k == 1 && !is_skinny(family, config);
   return one_wave ? std::min(items, resident) : items;
 }
 

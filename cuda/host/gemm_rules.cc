@@ -42,6 +42,10 @@ constexpr KernelFamily kFamilies[] = {
      .gpus = "compute capability 10.x (B200, GB200, B300)"},
 };
 
+static_assert(std::ranges::all_of(kKernelInstances, [](const KernelInstance& instance) {
+  return !instance.is_skinny() || skinny_tile(instance.rows, instance.columns).threads() == instance.threads;
+}));
+
 constexpr uint64_t kMaxExtent = 0x7fffffff;  // TMA coordinates are int32 (PTX 5.5.3), and so is gridDim.x
 constexpr uint64_t kMaxStride = 1ull << 40;  // bytes; CUtensorMap's are less
 constexpr uint64_t kMaxArray = 1ull << 56;   // bytes: virtual addresses
@@ -81,10 +85,16 @@ using CtaTile = std::pair<uint32_t, uint32_t>;
 
 // The one whose warpgroups have what an instance computes.
 CtaTile tile_of(const KernelInstance& instance, bool pingpong) {
-  if (pingpong) return {instance.rows, instance.columns};
+  if (pingpong || instance.is_skinny()) return {instance.rows, instance.columns};
   const bool side_by_side = sm90_side_by_side(kSm90ConsumerWarpgroups * instance.rows * instance.columns);
   return side_by_side ? CtaTile{instance.rows, kSm90ConsumerWarpgroups * instance.columns}
                       : CtaTile{kSm90ConsumerWarpgroups * instance.rows, instance.columns};
+}
+
+// Spans of K in a stage: of few rows, and elements of 16 bits, the tile says so.
+uint32_t sm90_k_spans(const GemmConfig& c) {
+  const bool skinny = c.pingpong == 0 && skinny_tile(c).columns != 0 && c.block_m <= kMaxSkinnyRows;
+  return skinny ? skinny_tile(c).depth / span_elements(DataType::kBF16) : 1;
 }
 
 // Those that there are kernels for, of any operands.
@@ -92,7 +102,7 @@ const std::set<CtaTile>& sm90_tiles(bool pingpong) {
   const auto all = [](bool pingpong) {
     std::set<CtaTile> tiles;
     for (const KernelInstance& instance : kKernelInstances) {
-      if (instance.columns != 0) tiles.insert(tile_of(instance, pingpong));
+      if (instance.columns != 0 && !(pingpong && instance.is_skinny())) tiles.insert(tile_of(instance, pingpong));
     }
     return tiles;
   };
@@ -134,7 +144,9 @@ Verdict check_sm90_tile(const GemmConfig& c) {
     for (const CtaTile& tile : tiles) rows.insert(tile.first);
     return broken(Rule::block_m_sm90, {{"block_m", c.block_m}, {"pingpong", c.pingpong}}, {rows.begin(), rows.end()});
   }
-  if (c.k_spans != 1) return broken(Rule::k_spans_sm90, {{"k_spans", c.k_spans}});
+  if (c.k_spans != sm90_k_spans(c)) {
+    return broken(Rule::k_spans_sm90, {{"k_spans", c.k_spans}, {"spans", sm90_k_spans(c)}});
+  }
   return {};
 }
 
@@ -202,6 +214,7 @@ Verdict check_cluster_k(const KernelFamily& family, const GemmConfig& c) {
                                        {"most", family.max_cluster_size}});
   }
   if (!family.is_sm90()) return check_cluster_k_sm100(c);
+  if (is_skinny(family, c)) return {};
   if (const uint32_t rows = family.epilogue.rows_per_warp; c.block_m % (c.cluster_k * rows) != 0) {
     return broken(Rule::cluster_slices, {{"cluster_k", c.cluster_k}, {"rows", rows}, {"block_m", c.block_m}});
   }
@@ -472,7 +485,7 @@ DataType operand_type(const KernelInstance& instance) {
   return instance.input.starts_with("8bit") ? DataType::kE4M3 : DataType::kBF16;
 }
 
-InstancesOfProblem::InstancesOfProblem(const KernelFamily& family, const GemmProblem& launched) {
+InstancesOfProblem::InstancesOfProblem(const KernelFamily& family, const GemmProblem& launched) : family_(family) {
   const bool narrow = is_8bit(launched.a_type);
   std::string_view input = narrow ? "8bit" : launched.a_type == DataType::kF32 ? "tf32" : "16bit";
   if (family.is_sm90() && input == "16bit") input = name(launched.a_type);
@@ -490,15 +503,17 @@ InstancesOfProblem::InstancesOfProblem(const KernelFamily& family, const GemmPro
   if (launched.grouped != Grouped::kNone) {
     add(launched.gathered() ? "gathered" : "grouped");
   } else {
+    add("skinny");
     add("gemm");
     add("plain");  // last: find() takes it for a tile that has no kernel for all launches
   }
 }
 
 const KernelInstance* InstancesOfProblem::find(const GemmConfig& c) const {
-  const WarpgroupTile part = c.warpgroup_tile();
+  const bool skinny = is_skinny(family_, c);
+  const WarpgroupTile part = skinny ? WarpgroupTile{c.block_m, c.block_n} : c.warpgroup_tile();
   for (const KernelInstance* instance : instances_) {
-    if (instance->cta_group != c.cta_group) continue;
+    if (instance->cta_group != c.cta_group || instance->is_skinny() != skinny) continue;
     if (instance->columns == 0 || (instance->columns == part.columns && instance->rows == part.rows)) return instance;
   }
   return nullptr;
@@ -507,7 +522,9 @@ const KernelInstance* InstancesOfProblem::find(const GemmConfig& c) const {
 Violation InstancesOfProblem::missing(const GemmConfig& c) const {
   std::set<CtaTile> tiles;
   for (const KernelInstance* instance : instances_) {
-    if (instance->columns != 0) tiles.insert(tile_of(*instance, c.pingpong != 0));
+    if (instance->columns != 0 && !(c.pingpong != 0 && instance->is_skinny())) {
+      tiles.insert(tile_of(*instance, c.pingpong != 0));
+    }
   }
   const std::vector<uint32_t> columns = columns_of(tiles, c.block_m);
   if (columns.empty()) return broken(Rule::no_kernel);
@@ -535,7 +552,12 @@ uint32_t b_columns(const KernelFamily& family, const GemmProblem& p, const GemmC
   return loaded_columns(operand_b(family, p).as_read().major, p.b_type, columns);
 }
 
+uint32_t threads(const KernelFamily& family, const GemmConfig& c) {
+  return is_skinny(family, c) ? skinny_tile(c).threads() : family.threads;
+}
+
 uint32_t shared_memory_bytes(const KernelFamily& family, const GemmConfig& c) {
+  if (is_skinny(family, c)) return skinny_tile(c).shared_bytes(c.cluster_k);
   const uint32_t scales = c.stages * mx_stage_bytes(c.b_tiles, c.stage_k_tiles());
   return storage_layout(c.cta_rows(), c.cta_columns(), c.k_spans, family.epilogue).total_bytes(c.stages) + scales;
 }
@@ -555,12 +577,14 @@ uint32_t most_accumulators(const KernelFamily& family, const GemmConfig& c) {
 }
 
 uint32_t max_stages(const KernelFamily& family, const GemmConfig& c) {
+  if (is_skinny(family, c)) return skinny_tile(c).stages;
   const StorageLayout layout = storage_layout(c.cta_rows(), c.cta_columns(), c.k_spans, family.epilogue);
   if (c.span_tiles == 0) return layout.max_stages();
   return mx_max_stages(layout, c.block_n, c.b_tiles, c.stage_k_tiles(), c.accumulators);
 }
 
 uint32_t min_stages(const KernelFamily& family, const GemmConfig& c) {
+  if (is_skinny(family, c)) return skinny_tile(c).stages;
   if (c.cluster_k == 1) return family.min_stages;
   if (family.is_sm90()) return std::max(family.min_stages, cluster_sum_stages(c.block_m, c.block_n));
   const uint32_t sums = c.block_m * c.block_n * uint32_t{sizeof(float)};  // those that are sent lie in the ring
@@ -648,6 +672,8 @@ Verdict check_config(const KernelFamily& family, const GemmConfig& c) {
     return broken(Rule::cluster_group, {{"cluster_m", c.cluster_m}, {"cta_group", c.cta_group}});
   }
   if ((verdict = check_stages(family, c))) return verdict;
+  const bool alone = c.cluster_tiles() == 1 && c.split_k == 1 && c.swap_ab == 0;
+  if (is_skinny(family, c) && !alone) return broken(Rule::skinny, {{"block_m", c.block_m}});
   if (family.is_sm90() && static_cast<LaunchScheduler>(c.scheduler) == LaunchScheduler::kClc) {
     return broken(Rule::scheduler_clc, {{"scheduler", c.scheduler}});
   }
@@ -660,8 +686,14 @@ Verdict check_launched(const KernelFamily& family, const GemmProblem& p, const G
   if (!verdict && p.mx != 0) verdict = check_mx(p, c);
   if (!verdict && p.gated) verdict = check_gated(family, c);
   if (!verdict && (p.a_blocks != 0 || p.b_blocks != 0) && c.swap_ab != 0) verdict = broken(Rule::block_scales_swap);
-  if (!verdict) verdict = check_boxes(family, RuleOperand::kLhs, operand_a(family, p), c, a_extent(c), a_peers(c));
-  if (!verdict) verdict = check_boxes(family, RuleOperand::kRhs, operand_b(family, p), c, b_extent(p, c), b_peers(c));
+  if (is_skinny(family, c)) {
+    const bool more = is_8bit(p.output) || reads_c(p) || p.gated || p.save || p.a_scaled || p.b_scaled ||
+                      p.activation == Activation::kGeluExact;
+    if (!verdict && more) verdict = broken(Rule::skinny_epilogue, {{"block_m", c.block_m}});
+  } else {
+    if (!verdict) verdict = check_boxes(family, RuleOperand::kLhs, operand_a(family, p), c, a_extent(c), a_peers(c));
+    if (!verdict) verdict = check_boxes(family, RuleOperand::kRhs, operand_b(family, p), c, b_extent(p, c), b_peers(c));
+  }
   if (!verdict) verdict = check_8bit_columns(family, p, c);
   if (!verdict) verdict = check_result_columns(family, p, c);
   if (!verdict) verdict = check_stages(family, c);
@@ -673,10 +705,15 @@ Planned<GemmConfig> complete(const KernelFamily& family, const ConfigRequest& re
   GemmConfig c = request.given;
   if (request.batch_invariant && c.split_tail != 0) return broken(Rule::batch_invariant_tail);
   if (!request.block_k) {
-    c.k_spans = 1;
+    c.k_spans = family.is_sm90() ? sm90_k_spans(c) : 1;
   } else if (const uint32_t span = span_elements(problem ? counted_type(*problem) : DataType::kBF16),
              block_k = *request.block_k;
-             family.is_sm90()) {
+             is_skinny(family, c)) {
+    c.k_spans = sm90_k_spans(c);
+    if (block_k != span * c.k_spans) {
+      return broken(Rule::block_k_sm90, {{"block_k", block_k}, {"span", span * c.k_spans}});
+    }
+  } else if (family.is_sm90()) {
     const bool of_others = problem == nullptr && (block_k == span_elements(DataType::kE4M3) ||
                                                   block_k == span_elements(DataType::kF32));  // perhaps
     if (block_k != span && !of_others) return broken(Rule::block_k_sm90, {{"block_k", block_k}, {"span", span}});

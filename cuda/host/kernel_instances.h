@@ -13,7 +13,7 @@ struct KernelInstance {
   std::string_view layout;                 // "nn", ...; "any"
   std::string_view source;                 // of several instances: the name of the PTX and of the kernel in it, where
   std::string_view placeholder, operands;  // the one stands for the other; empty where there is one instance
-  uint32_t rows, columns;                  // of a multiplying warpgroup; 0 where that is chosen at launch
+  uint32_t rows, columns;                  // of a multiplying warpgroup, or a skinny CTA; 0: chosen at launch
   uint32_t cta_group;
   uint32_t threads;  // of a CTA
 
@@ -21,7 +21,8 @@ struct KernelInstance {
   // Of a matmul without groups, for launches of some kind only: of whole tiles that TMA stores, or of a cast.
   constexpr bool for_whole_tiles() const { return role == "plain" || role == "elementwise" || role == "fused"; }
   constexpr bool for_some() const { return for_whole_tiles() || role == "cast"; }
-  constexpr bool is_matmul() const { return role == "gemm" || for_some() || has_groups(); }
+  constexpr bool is_skinny() const { return role == "skinny"; }
+  constexpr bool is_matmul() const { return role == "gemm" || for_some() || is_skinny() || has_groups(); }
 };
 
 inline constexpr KernelInstance kKernelInstances[] = {

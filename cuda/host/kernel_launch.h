@@ -20,7 +20,7 @@ struct LaunchShape {
 
 inline LaunchShape gemm_shape(const KernelFamily& family, const GemmConfig& config, uint32_t clusters, bool overlaps) {
   return {.blocks = clusters * config.cluster_size(),
-          .threads = family.threads,
+          .threads = threads(family, config),
           .cluster_size = config.cluster_size(),
           .shared_memory = shared_memory_bytes(family, config),
           .overlaps = overlaps};

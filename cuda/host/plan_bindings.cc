@@ -290,6 +290,7 @@ class CandidateTable {
   X(accumulators)            \
   X(most_accumulators)       \
   X(held_columns)            \
+  X(skinny)                  \
   X(general)                 \
   X(gathered)
 
@@ -339,7 +340,9 @@ nb::dict plan_many(const std::string& family_name, const GemmProblem& problem, c
                               !check_launched(family, launched, c) && !check_work(work, launched, c) &&
                               !check_served(family, *instance, launched, c));
     const uint64_t split = work.tiles - work.whole_tiles, parts = split * c.split_k;
-    const uint64_t at_a_time = c.cluster_size() < resident.size() ? resident[c.cluster_size()] : 1;
+    const bool skinny = is_skinny(family, c);
+    const uint64_t to_an_sm = skinny ? skinny_ctas_per_sm(skinny_tile(c), c.cluster_k) : 1;
+    const uint64_t at_a_time = to_an_sm * (c.cluster_size() < resident.size() ? resident[c.cluster_size()] : 1);
     const uint64_t part_waves = ceil_div(parts, at_a_time);
     set(GridField::rows, c.cta_rows());
     set(GridField::columns, c.cta_columns());
@@ -359,7 +362,8 @@ nb::dict plan_many(const std::string& family_name, const GemmProblem& problem, c
     set(GridField::most_accumulators, c.accumulators);
     set(GridField::held_columns, held_columns(launched, c));
     const uint32_t in_ring = residual_stages(family, launched, c, 0);
-    set(GridField::general, epilogue_path(family, launched, c, in_ring, 0) == EpiloguePath::kGeneral);
+    set(GridField::skinny, skinny);
+    set(GridField::general, !skinny && epilogue_path(family, launched, c, in_ring, 0) == EpiloguePath::kGeneral);
     set(GridField::gathered, static_cast<uint64_t>(gathered(family, c)));
   }
   auto* data = new std::vector<int64_t>(std::move(values));
@@ -450,15 +454,16 @@ void bind_plan(nb::module_& m) {
       .def_prop_ro("cluster_ctas", [](const PlanOnDevice& p) { return p.plan.config.cluster_size(); })
       .def_prop_ro("clusters",
                    [](const PlanOnDevice& p) {
-                     return clusters_of(p.plan.config, static_cast<uint32_t>(p.plan.work.items), p.resident);
+                     return clusters_of(*p.plan.family, p.plan.config, static_cast<uint32_t>(p.plan.work.items),
+                                        p.resident);
                    })
       .def(
           "clusters_on",
           [](const PlanOnDevice& p, uint32_t resident) {
-            return clusters_of(p.plan.config, static_cast<uint32_t>(p.plan.work.items), resident);
+            return clusters_of(*p.plan.family, p.plan.config, static_cast<uint32_t>(p.plan.work.items), resident);
           },
           nb::arg("resident"))
-      .def_prop_ro("threads", [](const PlanOnDevice& p) { return p.plan.family->threads; })
+      .def_prop_ro("threads", [](const PlanOnDevice& p) { return threads(*p.plan.family, p.plan.config); })
       .def_prop_ro("shared_memory",
                    [](const PlanOnDevice& p) { return shared_memory_bytes(*p.plan.family, p.plan.config); })
       .def_prop_ro("loaded_columns", [](const PlanOnDevice& p) { return p.plan.config.cta_columns(); })

@@ -44,7 +44,7 @@ namespace jaxbw {
     "block_k is {block_k}; it is 1 to {spans} spans: of 32 elements of f32, 64 of 16, 128 of 8, 256 of 4 bits")        \
   X(block_k_sm90, "block_k is {block_k}; the sm_90 kernels take {span}")                                               \
   X(k_spans, "k_spans is {k_spans}; it is 1 to {most}")                                                                \
-  X(k_spans_sm90, "k_spans is {k_spans}; the sm_90 kernels take 1")                                                    \
+  X(k_spans_sm90, "k_spans is {k_spans}; the sm_90 kernels take {spans}")                                              \
   X(pingpong, "pingpong is {pingpong}; it is 0 to {most}")                                                             \
   X(pingpong_sm100, "pingpong is 1; it is for sm_90")                                                                  \
   X(swizzle, "swizzle is {swizzle}; it is 1 to {most}")                                                                \
@@ -89,6 +89,8 @@ namespace jaxbw {
     "block_n is {block_n}; of such operands, with block_m {block_m} and pingpong {pingpong}, it is {takes}")           \
   X(whole_tiles,                                                                                                       \
     "{block_m}x{block_n}, pingpong {pingpong}, has kernels for whole tiles that TMA stores, no residual, none saved")  \
+  X(skinny, "a tile of {block_m} rows has no cluster but along K, no split_k and no swap_ab")                          \
+  X(skinny_epilogue, "a tile of {block_m} rows has alpha, bias, a short activation and residual, 16 bits and more")    \
   X(gated_swap, "swap_ab does not go with a gated matmul")                                                             \
   X(block_scales_swap, "swap_ab does not go with scales of blocks")                                                    \
   X(mx_gated, "block_n is {block_n}; of a gated matmul of MX formats, with cta_group {cta_group}, it is {takes}")      \

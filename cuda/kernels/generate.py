@@ -29,17 +29,19 @@ _INPUTS = {
 # Of a role that is no gemm; others are named as their role is.
 _HEADERS = {
     **dict.fromkeys(("grouped", "gathered"), "{family}_grouped"),
-    "reduce": "{family}_reduce",
+    **{role: f"{{family}}_{role}" for role in ("skinny", "reduce")},
 }
-# At a time on an SM: one fills it with shared memory, or registers; of a copy, what hides latency.
+# At a time on an SM, that registers must be left for: one fills it with shared memory, or
+# registers; of a copy, what hides latency.
 _BLOCKS_PER_SM = {
-    **dict.fromkeys(("grouped", "gathered", "reduce", "group_table"), 1),
+    **dict.fromkeys(("grouped", "gathered", "skinny", "reduce", "group_table"), 1),
     **dict.fromkeys(("repack", "quantize"), 4),
     "quantize_blocks": 2,
 }
 _PARAMS = {
     "grouped": "GroupedParams",
     "gathered": "GatheredParams",
+    "skinny": "SkinnyParams",
     "group_table": "GroupTableParams",
     "repack": "RepackParams",
     "quantize": "QuantizeParams",
@@ -114,6 +116,8 @@ def _function(kernel: Any) -> str:
         return f"{kernel.role}<jaxbw::DataType::{_INPUTS[kernel.input]}>"
     if kernel.role == "group_table":
         return "group_table"
+    if kernel.role == "skinny":
+        return f"{kernel.family}::skinny_gemm<{kernel.block_m}, {kernel.block_n}, {kernel.block_k}>"
     if kernel.role == "reduce":
         return f"{kernel.family}::reduce"
     if kernel.family == "sm100":

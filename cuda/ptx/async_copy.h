@@ -23,4 +23,13 @@ JAXBW_DEVICE void async_copy_arrive(uint32_t barrier) {
   asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
 }
 
+// Closes the group of copies that this thread has issued since the last time; there may be none.
+JAXBW_DEVICE void async_copy_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+
+// Until all groups but the last kPending are complete.
+template <uint32_t kPending>
+JAXBW_DEVICE void async_copy_wait() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
+}
+
 }  // namespace jaxbw::ptx

@@ -32,6 +32,19 @@ JAXBW_DEVICE void cluster_sync() {
           : "memory");
 }
 
+// The same in two steps, between which there may be anything.
+JAXBW_DEVICE void cluster_arrive() { asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory"); }
+JAXBW_DEVICE void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
+
+// Stores 16 bytes into the shared memory of any CTA of the cluster, where they count on a barrier; both addresses are
+// of map_to_rank (PTX 9.7.9.12, st.async).
+JAXBW_DEVICE void store_to_cluster(uint32_t address, const float (&v)[4], uint32_t barrier) {
+  asm volatile(
+      "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(address),
+      "f"(v[0]), "f"(v[1]), "f"(v[2]), "f"(v[3]), "r"(barrier)
+      : "memory");
+}
+
 // Copies a multiple of 16 bytes from this CTA's shared memory into that of any CTA of the cluster, where they count on
 // a barrier (PTX 9.7.9.25.4.1).
 JAXBW_DEVICE void copy_to_cluster(uint32_t destination, uint32_t source, uint32_t bytes, uint32_t barrier) {

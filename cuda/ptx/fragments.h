@@ -74,6 +74,14 @@ JAXBW_DEVICE void ldmatrix_x4(uint32_t (&m)[4], uint32_t row_address) {
                : "memory");
 }
 
+// The same with each matrix transposed: lane l gets element l / 4 of rows 2 * (l % 4) and the next of each.
+JAXBW_DEVICE void ldmatrix_x4_transposed(uint32_t (&m)[4], uint32_t row_address) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3])
+               : "r"(row_address)
+               : "memory");
+}
+
 // Four 8x8 matrices of 16-bit elements (PTX 9.7.14.5.16): lane l gives the address of row l % 8 of matrix l / 8
 // and holds elements 2 * (l % 4) and the next of row l / 4 of each.
 JAXBW_DEVICE void stmatrix_x4(uint32_t row_address, uint32_t m0, uint32_t m1, uint32_t m2, uint32_t m3) {

@@ -19,7 +19,9 @@ ROOT = Path(__file__).resolve().parents[2]
 TABLE = kernel_table.load(ROOT / "cuda" / "kernels.toml")
 BY_NAME = {kernel.name: kernel for kernel in TABLE}
 ALL = list(BY_NAME)
-HOPPER = [k.name for k in TABLE if k.family == "sm90" and k.role in kernel_table.MATMULS]
+OF_HOPPER = [k for k in TABLE if k.family == "sm90" and k.role in kernel_table.MATMULS]
+HOPPER = [k.name for k in OF_HOPPER if k.role != "skinny"]
+SKINNY = [k.name for k in OF_HOPPER if k.role == "skinny"]
 
 Opcodes = Callable[[Path], Counter[str]]
 
@@ -82,6 +84,13 @@ def test_instructions(name: str, kernel_dir: Path, opcodes: Opcodes) -> None:
     assert not matching(counts, r"(LDL|STL)(\..*)?")
     if name in HOPPER:
         assert_hopper_instructions(name, counts)
+    if name in SKINNY:
+        assert matching(counts, r"HMMA.*") == {
+            f"HMMA.16816.F32{'.BF16' if '_bf16_' in name else ''}"
+        }
+        assert matching(counts, r"LDGSTS.*") == {"LDGSTS.E.BYPASS.LTC128B.128.ZFILL"}
+        assert bool(matching(counts, r"LDSM.*MT88.*")) == ("_nn_" in name)
+        assert not matching(counts, r"(UTMA|HGMMA|MEMBAR).*")
 
 
 def assert_hopper_instructions(name: str, counts: Counter[str]) -> None:

@@ -73,18 +73,19 @@ Values = npt.NDArray[np.float64]
 
 
 def gemms(kernels: Iterable[Kernel] | None = None, *, has_mx: bool = False) -> tuple[Kernel, ...]:
-    """The GEMM kernels among these, or among the installed ones; MX formats' only with `has_mx`."""
+    """The kernels of matmuls without groups, of these or the installed ones; MX with `has_mx`."""
     found = manifest.kernels() if kernels is None else kernels
-    return tuple(k for k in found if k.is_gemm and (has_mx or k.input not in MX_BLOCKS))
+    return tuple(k for k in found if k.is_dense and (has_mx or k.input not in MX_BLOCKS))
 
 
 def cta_tile(kernel: Kernel, *, pingpong: bool = False) -> dict[str, Any]:
     """block_m and block_n of a launch of an sm90 kernel, whose own tile is a warpgroup's.
 
-    Two warpgroups take turns at tiles, or share them: one above the other, or side by side.
+    Two warpgroups take turns at tiles, or share them: one above the other, or side by side. Tiles
+    of few rows are a CTA's.
     """
     rows, columns = kernel.block_m or 0, kernel.block_n or 0
-    if not pingpong:
+    if not pingpong and kernel.role != "skinny":
         beside = side_by_side(2 * rows * columns)
         rows, columns = (rows, 2 * columns) if beside else (2 * rows, columns)
     return {"block_m": rows, "block_n": columns}
@@ -211,17 +212,17 @@ class Case:
                 stages=self.stages or 1,
             )
         )
-        if self.stages:
-            return config
-        itemsize = INPUT_TYPES[self.dtype].itemsize
-        return replace(config, stages=gemm_launch.max_stages(config, itemsize))
+        return config if self.stages else replace(config, stages=self.plan().stages)
 
     def gemm_config(self) -> GemmConfig:
         """The launch configuration as a user gives it: what the rules are about."""
         names = {spec.name for spec in fields(GemmConfig)} & {spec.name for spec in fields(self)}
         return replace(
             GemmConfig(**{name: getattr(self, name) for name in names}),
-            block_k=self.k_spans * gemm_launch.span_elements(*self.operand_types),
+            # The tile's own, on sm90.
+            block_k=None
+            if self.family == "sm90"
+            else self.k_spans * gemm_launch.span_elements(*self.operand_types),
             accumulators=None if self.family == "sm90" else self.accumulators,
         )
 

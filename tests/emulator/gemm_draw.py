@@ -58,6 +58,10 @@ SERVED: dict[str, dict[str, Any]] = {
     "elementwise": NO_ARRAYS | WHOLE,
     "fused": NO_C | WHOLE,
     "cast": CAST | NO_ARRAYS,
+    "skinny": NO_C
+    | dict(gated=False, save=False, lhs_scale=False, rhs_scale=False)
+    | dict(cluster=(1, 1), split_k=1, split_tail=False, swap_ab=False, stages=None)
+    | dict(store="tma", b_is_ready=False),
 }
 EMULATED = Gpu(None, ks=(24, 64, 136, 200, 328), area=1 << 24, work=4 * WORK)
 
@@ -261,7 +265,7 @@ def sm90_refusal(case: Case) -> str | None:
 
 def _proposed_sm90_case(rng: random.Random, kernel: Kernel, waves: float, gpu: Gpu) -> Case:
     """What `sm90_refusal` has still to be asked about."""
-    pingpong = rng.random() < 0.5
+    pingpong = kernel.role != "skinny" and rng.random() < 0.5
     block_m, block_n = cta_tile(kernel, pingpong=pingpong).values()
     most = limits("sm90")["max_cluster"]
     cluster_k = rng.choice((*(1,) * 4, *range(2, most + 1)))

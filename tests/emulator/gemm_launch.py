@@ -287,7 +287,8 @@ def plan_of(config: Config, matmul: Matmul, resident: int = 1) -> Plan:
     given = GemmConfig(
         c.block_m,
         c.block_n,
-        block_k=c.k_spans * span_elements(p.dtype, p.rhs_dtype),
+        # The tile's own, on sm90.
+        block_k=None if c.family == "sm90" else c.k_spans * span_elements(p.dtype, p.rhs_dtype),
         cluster=c.cluster,
         cluster_k=c.cluster_k,
         cta_group=c.cta_group,

@@ -35,6 +35,7 @@ FLOAT8_NAMES = (
     "jaxbw_sm90_8bit_nt_64x128",
     "jaxbw_sm90_8bit_promoted_nt_64x64",
 )
+SKINNY_NAMES = ("jaxbw_sm90_skinny_bf16_nn_8x32", "jaxbw_sm90_skinny_bf16_nt_16x128")
 NAMES = (  # the kernels
     "jaxbw_sm100_16bit_1cta",
     "jaxbw_sm100_16bit_2cta",
@@ -42,6 +43,7 @@ NAMES = (  # the kernels
     *MX_NAMES,
     *GROUPED_NAMES,
     *FLOAT8_NAMES,
+    *SKINNY_NAMES,
 )
 
 OUTPUTS = ("bf16", "f16", "f32")
@@ -68,6 +70,8 @@ def launches(name: str) -> tuple[Launch, ...]:
         return tuple(narrow(name))
     if name in FLOAT8_NAMES:
         return tuple(_float8(name))
+    if name in SKINNY_NAMES:
+        return tuple(_skinny(name))
     if "sm90" in name:
         if for_all(name) == name:
             return tuple(_sm90(name))
@@ -110,6 +114,25 @@ def _served(name: str) -> Iterator[Case]:
         yield replace(way, n=5 * columns - 8, **(asked | {"k": 40}))
         if "residual" not in asked:
             yield replace(way, m=2 * way.m, n=248, output="f32", cluster=(2, 2), **asked)
+
+
+def _skinny(name: str) -> Iterator[Case]:
+    """Every result, by vectors and one by one; alone and in parts, fewer and more than the ring."""
+    [kernel] = [kernel for kernel in gemms() if kernel.name == name]
+    tile = cta_tile(kernel)
+    base = Case(
+        *(tile["block_m"], 3 * tile["block_n"] - 8, 1096),
+        family="sm90",
+        layout=kernel.layout,
+        output="bf16",
+        **tile,
+    )
+    for cluster_k in (1, 2, 8):
+        way = replace(base, cluster_k=cluster_k)
+        yield way
+        yield replace(way, m=base.m - 3, n=base.n + 5, output="f32")
+        yield replace(way, m=2 * base.m + 1, k=8 * 128, batch=2, shared=("lhs",), output="f16")
+    yield replace(base, k=40)
 
 
 def _sm90(name: str) -> Iterator[Case]:

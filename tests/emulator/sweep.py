@@ -52,7 +52,7 @@ def kernels() -> tuple[Kernel, ...]:
 def cases(kernel: Kernel, full: bool = False) -> Iterator[Case | Ragged]:
     """The launches of an instance, always the same."""
     times = 8 if full else 1
-    if not kernel.is_gemm:
+    if not kernel.is_dense:
         for index in range(GROUPED_DRAWS * times):
             yield ragged_draw.draw_case(random.Random(f"{kernel.name} {index}"), kernel)
         return

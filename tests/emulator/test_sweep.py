@@ -24,7 +24,7 @@ def test_instance(kernel: Kernel, part: int) -> None:
     number = sweep.kernels().index(kernel) + part
     turns = itertools.islice(itertools.cycle(sweep.SCHEDULES), 3 * number, None)
     drawn = list(sweep.cases(kernel))
-    sample = SAMPLE[kernel.family] if kernel.is_gemm else GROUPED_SAMPLE
+    sample = SAMPLE[kernel.family] if kernel.is_dense else GROUPED_SAMPLE
     for case in drawn[:: len(drawn) // sample][part::PARTS]:
         sweep.check(case, next(turns))
 

@@ -45,7 +45,7 @@ HELD_FALSE = {
 # Launches that a tool is spared, and why.
 WITHHELD = {
     "synccheck": (
-        "launches without peers in a cluster",
+        "launches of gemm kernels without peers in a cluster",
         "Their first barrier is barrier.cta.sync.aligned 1, 384, to which the warps of three roles "
         "come at three instructions. The tool takes that for divergence and ends the launch. PTX "
         "9.7.13.1 identifies the barrier by its number, and asks of .aligned that the threads of a "
@@ -202,6 +202,7 @@ def main() -> int:
     parser.add_argument("--tools", nargs="+", choices=TOOLS, default=TOOLS)
     parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--only", type=int, nargs=2, metavar=("I", "N"), help="one part of N")
+    parser.add_argument("--kernels", default="", help="a part of the names of those that run")
     given = parser.parse_args()
     sanitizer = environment.find_program("compute-sanitizer")
     count = max(1, given.jobs // len(given.tools))
@@ -219,7 +220,10 @@ def main() -> int:
             tool: start(tool, "--planted", str(plant(tool, Path(folder)))) for tool in given.tools
         }
         parts = {
-            tool: [start(tool, "--part", str(part), str(of)) for part, of in shares]
+            tool: [
+                start(tool, "--part", str(part), str(of), "--kernels", given.kernels)
+                for part, of in shares
+            ]
             for tool in given.tools
         }
         tools = {

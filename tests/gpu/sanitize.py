@@ -52,6 +52,7 @@ def main() -> int:
     parser.add_argument("--part", type=int, nargs=2, default=(0, 1), metavar=("I", "N"))
     parser.add_argument("--fresh", action="store_true", help="no poison: for initcheck")
     parser.add_argument("--peers", action="store_true", help="only where CTAs share operands")
+    parser.add_argument("--kernels", default="", help="a part of their names")
     parser.add_argument("--planted", type=Path, help="a folder of kernels; launches one case")
     given = parser.parse_args()
     options = {"guard_bytes": 0, "poison": not given.fresh}
@@ -61,9 +62,10 @@ def main() -> int:
         return 0
     part, parts = given.part
     failures = launches = 0
-    for kernel in direct.kernels("sm90")[part::parts]:
+    kernels = [kernel for kernel in direct.kernels("sm90") if given.kernels in kernel.name]
+    for kernel in kernels[part::parts]:
         for case in cases(kernel):
-            if given.peers and case.cluster == (1, 1):
+            if given.peers and case.cluster == (1, 1) and kernel.role != "skinny":
                 continue
             launches += 1
             try:

@@ -123,6 +123,7 @@ ASKED = {
     "elementwise": "factor",
     "fused": "factor residual",
     "cast": "parts",
+    "skinny": "",
     "gemm": "parts factor",
 }
 

@@ -21,6 +21,7 @@
 #include <mutex>
 #include <sstream>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "gemm/groups.h"
@@ -490,6 +491,15 @@ float block_scale(const GemmParams& p, const float* scales, bool batched, uint64
   return scales == nullptr ? 1 : scales[((batched ? batch * extent : 0) + index) * k_blocks + k / jaxbw::kScaleBlock];
 }
 
+// What a wrong kernel does beside, or to, a result of so many elements.
+void misbehave(std::string_view bug, const jaxbw::EpilogueResult& output, uint64_t elements) {
+  char* first = static_cast<char*>(output.data);
+  if (bug == "before") first[-1] = 0;
+  if (bug == "after") first[elements * size_bytes(output.type)] = 0;
+  static char launches = 0;
+  if (bug == "unstable") first[0] = ++launches;
+}
+
 void compute(const GemmParams& p, const jaxbw::BlockScales& blocks = {}) {
   const Operand a(p.a, p.a_major, p.a_type, p.a_batched);
   const Operand b(p.b, p.b_major, p.b_type, p.b_batched);
@@ -542,11 +552,7 @@ void compute(const GemmParams& p, const jaxbw::BlockScales& blocks = {}) {
       }
     }
   }
-  char* first = static_cast<char*>(p.output.data);
-  if (bug == "before") first[-1] = 0;
-  if (bug == "after") first[elements * size_bytes(p.output.type)] = 0;
-  static char launches = 0;
-  if (bug == "unstable") first[0] = ++launches;
+  misbehave(bug, p.output, elements);
 }
 
 uint64_t split_tiles_of(const GemmParams& p) {
@@ -647,6 +653,48 @@ CUresult launch_group_table(const CUlaunchConfig* launch, const Kernel& kernel, 
   return CUDA_SUCCESS;
 }
 
+// What only the name of a kernel says of its operands.
+CUresult launch_skinny(const CUlaunchConfig* launch, const Kernel& kernel, const jaxbw::SkinnyParams& p) {
+  const auto has = [&](const char* part) { return kernel.name.find(part) != std::string::npos; };
+  const unsigned cluster = cluster_size(*launch);
+  const uint32_t batch = launch->gridDimX / cluster / p.order.batch.value;
+  FAKE_RETURN_IF_FAILED("cuLaunchKernelEx", "kernel", kernel.name, "grid",
+                        std::vector<unsigned>{launch->gridDimX, launch->gridDimY, launch->gridDimZ}, "block",
+                        std::vector<unsigned>{launch->blockDimX, launch->blockDimY, launch->blockDimZ}, "cluster",
+                        cluster, "shared_memory", launch->sharedMemBytes, "overlaps", overlaps(*launch), "stream",
+                        reinterpret_cast<uintptr_t>(launch->hStream), "problem",
+                        std::vector<uint32_t>{batch, p.m, p.n, p.k}, "pitches_of",
+                        std::vector<uint64_t>{p.a_pitch, p.b_pitch, p.a_matrix, p.b_matrix});
+  if (environment("FAKE_CUDA_COMPUTE") == "0") return CUDA_SUCCESS;
+  const jaxbw::DataType type = has("_f16_") ? jaxbw::DataType::kF16 : jaxbw::DataType::kBF16;
+  const auto element = [&](const void* data, uint64_t index) {
+    return load(type, static_cast<const char*>(data) + index * size_bytes(type));
+  };
+  const std::string bug = environment("FAKE_CUDA_BUG");
+  const uint64_t elements = uint64_t{p.m} * p.n * batch;
+  for (uint64_t b = 0; b < batch; ++b) {
+    for (uint64_t i = 0; i < p.m; ++i) {
+      for (uint64_t j = 0; j < p.n; ++j) {
+        const uint64_t index = (b * p.m + i) * p.n + j;
+        if (bug == "unwritten" && index == elements - 1) continue;
+        float sum = 0;
+        for (uint64_t k = 0; k < p.k; ++k) {
+          const uint64_t in_b = has("_nt_") ? j * p.b_pitch + k : k * p.b_pitch + j;
+          sum += element(p.a, b * p.a_matrix + i * p.a_pitch + k) * element(p.b, b * p.b_matrix + in_b);
+        }
+        const jaxbw::Epilogue& e = p.epilogue;
+        float value = sum * (e.alpha_data == nullptr ? e.alpha : *e.alpha_data);
+        if (e.bias.data != nullptr) value += load_operand(e.bias, e.bias_along_m != 0 ? i : j);
+        value = activate(e.activation, value);
+        if (e.residual.data != nullptr) value += load_operand(e.residual, index);
+        store(p.output.type, static_cast<char*>(p.output.data) + index * size_bytes(p.output.type), value);
+      }
+    }
+  }
+  misbehave(bug, p.output, elements);
+  return CUDA_SUCCESS;
+}
+
 CUresult launch_kernel(const CUlaunchConfig* launch, CUfunction function, void** arguments, void**) {
   const Kernel& kernel = *reinterpret_cast<const Kernel*>(function);
   if (kernel.name.find("_repack_") != std::string::npos) {
@@ -660,6 +708,9 @@ CUresult launch_kernel(const CUlaunchConfig* launch, CUfunction function, void**
   }
   if (kernel.name.find("_group_table_") != std::string::npos) {
     return launch_group_table(launch, kernel, *static_cast<const jaxbw::GroupTableParams*>(arguments[0]));
+  }
+  if (kernel.name.find("_skinny_") != std::string::npos) {
+    return launch_skinny(launch, kernel, *static_cast<const jaxbw::SkinnyParams*>(arguments[0]));
   }
   const auto& p = *static_cast<const GemmParams*>(arguments[0]);  // which those of a grouped matmul begin with
   if (kernel.name.find("_reduce_") != std::string::npos) return launch_reduce(launch, kernel, p);

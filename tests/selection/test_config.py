@@ -23,7 +23,7 @@ BASE = {"sm90": SINGLE, "sm100": PAIR, "sm100 single": SINGLE}
 @pytest.mark.parametrize(
     ("base", "change", "reason"),
     [
-        ("sm90", {"block_m": 64}, "block_m is 64; sm90 takes 128, 192 or 256"),
+        ("sm90", {"block_m": 64}, "block_m is 64; sm90 takes 8, 16, 32, 128, 192 or 256"),
         ("sm90", {"block_n": 80}, "sm90 takes 32, 64, 96, 128, 160, 192, 256, 320"),
         ("sm90", {"block_m": 256, "block_n": 256}, "sm90 takes 32, 128 here"),
         ("sm90", {"block_k": 16}, "block_k is 16; sm90 kernels have 64"),

@@ -512,6 +512,14 @@ def test_machines_of_devices(device: str, family: str, machine: str) -> None:
 # --- candidates
 
 
+@pytest.mark.parametrize(
+    ("m", "rows"), [(1, {8}), (8, {8}), (9, {16}), (17, {32}), (32, {32}), (33, set())]
+)
+def test_a_tile_of_few_rows_has_all_of_them_and_few_more(m: int, rows: set[int]) -> None:
+    found = ranking("H200", m, 4096, 4096, kept=10**6)
+    assert {each.config.tile[0] for each in found} & {8, 16, 32} == rows
+
+
 @pytest.mark.parametrize("family", ["sm90", "sm100"])
 @pytest.mark.parametrize("layout", ["nn", "nt", "tn", "tt"])
 @pytest.mark.parametrize("gated", [False, True])
@@ -525,6 +533,8 @@ def test_there_are_candidates_for_every_layout(family: str, layout: str, gated: 
         return
     shared = {(128, width) for width in (32, 64, 96, 128, 160, 192, 256, 320)}
     shared |= {(192, 192), (256, 32), (256, 128)}
+    few_rows = {(rows, width) for rows in (8, 16, 32) for width in (32, 64, 128, 256)}
+    shared |= few_rows if layout[0] == "n" and not gated else set()
     in_turns = {(64, width) for width in (32, 64, 96, 128, 160, 192)}
     in_turns |= {(128, 128), (128, 160), (192, 96)}
     for tiles, pingpong in ((shared, 0), (in_turns, 1)):

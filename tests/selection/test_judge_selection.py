@@ -5,6 +5,7 @@ import math
 import pytest
 from judge_selection import choice, judged, summary
 
+from jaxbw._src.families.sm90 import SM90
 from jaxbw._src.lab.tuning.measure import Effort, measure
 from jaxbw._src.selection import tuned
 from jaxbw._src.selection.devices import TARGETS
@@ -35,7 +36,8 @@ def test_the_table_is_judged_beside_the_model(monkeypatch: pytest.MonkeyPatch) -
     wide = FEATURES.index("block_n")
     tree: Tree = [(wide, first.tile[1] - 1, 1), (LEAF, 0, 0), (LEAF, math.log(2.0), 0)]
     sizes = Sizes(dict.fromkeys(SIZES, (1, 2**60)))
-    slow = Table({}, sizes, Forest.of(columns(tree), len(FEATURES)))
+    tiles = frozenset((*tile, int(pingpong)) for tile, _, pingpong in SM90.tiles())
+    slow = Table({}, sizes, tiles, Forest.of(columns(tree), len(FEATURES)))
     monkeypatch.setattr(tuned, "_load", lambda name: slow)
     gpu = MadeUpGpu(lambda config: 12.0 if config.tile == first.tile else 10.0)
     rows = [judged(MATMUL, measure(gpu, MATMUL.problem, H200, Effort(count=30)), H200)]

@@ -15,6 +15,7 @@ import pytest
 import tune_selection
 
 import jaxbw
+from jaxbw._src.families.sm90 import SM90
 from jaxbw._src.lab.tuning.measure import Effort, measure
 from jaxbw._src.problem import GemmProblem
 from jaxbw._src.selection import tuned
@@ -23,7 +24,7 @@ from jaxbw._src.selection.config import GemmConfig
 from jaxbw._src.selection.cost_model import evaluate
 from jaxbw._src.selection.devices import TARGETS
 from jaxbw._src.selection.machine import machines
-from jaxbw._src.selection.search import price
+from jaxbw._src.selection.search import price, search
 from jaxbw._src.selection.tuned import Table, table_for
 from jaxbw._src.selection.tuned.features import FEATURES
 from jaxbw._src.selection.tuned.files import read, to_bytes
@@ -37,7 +38,7 @@ from measuring.measurements import Measurements, geometric_mean
 
 from .made_up_gpu import MadeUpGpu
 from .made_up_trees import Tree, columns
-from .workloads import workload
+from .workloads import ALL, workload
 
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
 H200 = machines()["H200"]
@@ -53,6 +54,7 @@ ALWAYS: Tree = [(LEAF, math.log(1.1), 0)]
 ENTRY: dict[str, Any] = {
     **{"version": tuned.VERSION, "made": {"command": "by hand", "products": 3}},
     "sizes": {"m": [64, 8192], "n": [64, 8192], "k": [64, 8192], "mnk": [2**18, 2**39]},
+    "tiles": [[*tile, int(pingpong)] for tile, _, pingpong in SM90.tiles()],
     **{"features": list(FEATURES), "trees": columns(TREE, ALWAYS)},
 }
 
@@ -76,6 +78,16 @@ def test_the_leaves_of_all_trees_multiply() -> None:
         [1.25 * 1.1, 0.9 * 1.1, 1.1]
     )
     assert factors(table(*[ALWAYS] * 20), work, wide) == [tuned.MOST]
+
+
+def test_a_tile_that_was_not_measured_is_no_candidate() -> None:
+    """Two kinds of new tiles were rated too well by tables that had not seen them."""
+    straight = workload(8, 4096, 4096), ALL
+    wide = [tile for tile in ENTRY["tiles"] if tile[0] > 32]
+    for tiles, rows in ((ENTRY["tiles"], {8}), (wide, set())):
+        known = Table.of(ENTRY | {"tiles": tiles})
+        _, ranked = search("sm90", H200, straight, None, tuned=known, kept=10**6)
+        assert {each.config.tile[0] for each in ranked} & {8, 16, 32} == rows
 
 
 def test_what_the_model_finds_hopeless_is_left_alone() -> None:
@@ -133,7 +145,7 @@ def test_a_choice_follows_the_table_and_says_so(monkeypatch: pytest.MonkeyPatch)
     ("change", "fault"),
     [
         ({"version": 1}, "it has version 1, not 4"),
-        ({"more": 1}, "it has not the keys features, made, sizes, trees, version"),
+        ({"more": 1}, "it has not the keys features, made, sizes, tiles, trees, version"),
         ({"features": ["m"]}, "its features are not those of this jaxbw"),
         ({"trees": columns()}, "it has no trees"),
         ({"trees": columns([])}, "it has no trees"),

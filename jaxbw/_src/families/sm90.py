@@ -14,6 +14,8 @@ _TILES = {
     (192, True): (96,),
     (128, True): (160, 128),
     (64, True): (192, 160, 128, 96, 64, 32),
+    # Of few rows, without TMA.
+    **{(rows, False): (256, 128, 64, 32) for rows in (8, 16, 32)},
 }
 
 
@@ -46,5 +48,5 @@ SM90 = _Sm90(
         ),
     },
     splits=(1, 2, 3, 4, 5, 6, 7, 8, 10, 11, 12, 13, 15, 16, 22, 24, 30, 32, 48, 64),
-    stage_spans={1: 2**20},
+    stage_spans={1: 2**20, 2: 16 * 1024},  # two where tiles have few rows and columns
 )

@@ -16,13 +16,14 @@ _FAMILIES = {"sm_90a": "sm90", "sm_100f": "sm100"}
 # Threads of a CTA. sm90: a producer warpgroup and two consumers. sm100: four role warps and four
 # epilogue warps.
 _GEMM_THREADS = {"sm90": 384, "sm100": 256}
+_SKINNY_THREADS = {32: 256, 64: 256, 128: 128, 256: 256}  # by a tile's columns
 _OTHER_THREADS = {
     **{"repack": 256, "reduce": 512, "quantize": 256, "quantize_blocks": 512},
     "group_table": 512,
 }
 # Roles of kernels that serve some of a gemm kernel's launches faster; and of all that multiply.
 _GEMM_FOR_SOME = ("plain", "elementwise", "fused", "cast")
-MATMULS = ("gemm", *_GEMM_FOR_SOME, "grouped", "gathered")
+MATMULS = ("gemm", *_GEMM_FOR_SOME, "skinny", "grouped", "gathered")
 # Elements in one 128-byte swizzle span.
 _SPANS = {"bf16": 64, "f16": 64, "8bit": 128, "8bit_promoted": 128, "tf32": 32}
 # Instances of sm90 that differ only in the layout or type of operands of 16 bits share a source,
@@ -54,14 +55,14 @@ class Kernel:
     Args:
       arch: compile target, "sm_90a" or "sm_100f".
       role: "gemm"; "plain", "elementwise", "fused" and "cast", which serve some of its launches;
-        "grouped", a matmul of rows or a contraction that fall into groups; "gathered", one of rows
-        that it chooses itself; "group_table", which says what the tiles of both are; "repack",
-        which copies operands that TMA cannot address; "reduce", which adds up the parts of a
-        matmul that is split along K; "quantize", of arrays to 8-bit floats, and
-        "quantize_blocks", to block-scaled formats.
+        "skinny", a matmul of few rows, which come without TMA; "grouped", a matmul of rows or a
+        contraction that fall into groups; "gathered", one of rows that it chooses itself;
+        "group_table", which says what the tiles of both are; "repack", which copies operands that
+        TMA cannot address; "reduce", which adds up the parts of a matmul that is split along K;
+        "quantize", of arrays to 8-bit floats, and "quantize_blocks", to block-scaled formats.
       input: dtype of the operands, or a class of them.
       layout: which of m, k and k, n are contiguous.
-      block_m, block_n, block_k: the tile of a multiplying warpgroup.
+      block_m, block_n, block_k: the tile of a multiplying warpgroup; of a skinny one that of a CTA.
       cta_group: CTAs that share one MMA.
       why: what the instance is for.
     """
@@ -87,8 +88,13 @@ class Kernel:
 
     @property
     def is_gemm(self) -> bool:
-        """Whether it serves matmuls without groups: all launches of its tile, or some."""
+        """Whether it is a gemm kernel: for all launches of its tile, or some."""
         return self.role == "gemm" or self.serves_some
+
+    @property
+    def is_dense(self) -> bool:
+        """Whether it serves matmuls without groups."""
+        return self.is_gemm or self.role == "skinny"
 
     @property
     def serves_some(self) -> bool:
@@ -98,6 +104,8 @@ class Kernel:
     @property
     def threads(self) -> int:
         """Threads of a CTA."""
+        if self.role == "skinny":
+            return _SKINNY_THREADS[self.block_n or 0]
         return _GEMM_THREADS[self.family] if self.role in MATMULS else _OTHER_THREADS[self.role]
 
     @property
@@ -215,10 +223,23 @@ def _faults(kernel: Kernel) -> Iterator[str]:
     elif kernel.role == "group_table":
         if kernel.input != "s32":
             yield 'input is not "s32", the sizes'
+    elif kernel.role == "skinny":
+        yield from _skinny_faults(kernel)
     elif kernel.family == "sm90":
         yield from _sm90_faults(kernel)
     else:
         yield from _sm100_faults(kernel)
+
+
+def _skinny_faults(kernel: Kernel) -> Iterator[str]:
+    if (kernel.family, kernel.cta_group) != ("sm90", 1):
+        yield 'it is for arch "sm_90a" and cta_group 1'
+    if kernel.input not in ("bf16", "f16") or kernel.layout not in ("nn", "nt"):
+        yield 'input is not "bf16" or "f16", or layout not "nn" or "nt"'
+    if kernel.block_m not in (8, 16, 32):
+        yield "block_m is not 8, 16 or 32"
+    if kernel.block_n not in _SKINNY_THREADS:
+        yield f"block_n is not one of {', '.join(map(str, _SKINNY_THREADS))}"
 
 
 def _sm90_faults(kernel: Kernel) -> Iterator[str]:

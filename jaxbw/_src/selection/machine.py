@@ -56,6 +56,7 @@ class Machine:
     setup_ns: float
     single_setup_ns: float
     first_load_ns: float
+    skinny_first_load_ns: float
     relaunch_ns: float
     tmem_bytes_per_cycle: float
     tmem_latency_cycles: float

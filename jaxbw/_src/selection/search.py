@@ -108,6 +108,8 @@ def search(
             table = _relaunched(table)
         cut = grid(work, machine, table)
         keep = ~is_excluded(work, machine, table, cut)
+        if tuned is not None:
+            keep &= tuned.knows(table)
         table, cut = table.take(keep), cut.take(keep)
         costs = _evaluate(work, machine, table, tuned, cut=cut, rough=uncertain)
         sides.append(Side(work, table, cut, costs, _handicap(work, machine, table)))

@@ -381,5 +381,5 @@ def _choice(
 
 @cache
 def _installed(kernels: Sequence[Kernel]) -> Instances:
-    """The names of the gemm kernels, and of those that serve some of their launches."""
-    return frozenset(kernel.name for kernel in kernels if kernel.is_gemm)
+    """The names of the kernels of matmuls without groups."""
+    return frozenset(kernel.name for kernel in kernels if kernel.is_dense)

@@ -225,7 +225,9 @@ def test_every_gemm_kernel_of_the_table_is_launched_under_its_name(fake: FakeDri
     for kernel in gemms(KERNELS, has_mx=True):
         config = dict(SM90 if kernel.family == "sm90" else PAIR if kernel.cta_group == 2 else SM100)
         tile = {"block_n": kernel.block_n or 128}
-        if kernel.block_m is not None:  # of one of the two warpgroups
+        if kernel.role == "skinny":
+            tile = cta_tile(kernel)
+        elif kernel.block_m is not None:  # of one of the two warpgroups
             tile = cta_tile(kernel, pingpong=True) | {"pingpong": True, "stages": 3}
         dtype, _ = INPUTS[kernel.input][0]
         layout = "nt" if dtype == "e2m1" else "nn"

@@ -150,9 +150,10 @@ def _parts(
     one, leaving = epilogues(work, machine, table, cut)
     # A cluster that shares K has one item, whatever the scheduler.
     relaunched = (table.relaunched == 1) | (table.cluster_k > 1)
+    setup = np.where(table.ctas > 1, machine.setup_ns, machine.single_setup_ns)
     fixed = (
         machine.launch_ns
-        + np.where(table.ctas > 1, machine.setup_ns, machine.single_setup_ns)
+        + np.where(cut.skinny == 1, 0, setup)  # no barriers, no tensor maps
         + relaunched * np.maximum(cut.whole_waves - 1, 0) * machine.relaunch_ns
     )
     area = cut.cluster_rows * cut.cluster_columns
@@ -201,7 +202,8 @@ def _at(machine: Machine, table: Candidates, parts: _Parts, ghz: Floats) -> Cost
     main_loop = (waves.count * together).sum(axis=0)
     split = np.where(cut.part_rounds > 0, parts.split.at(cycle), 0.0)
     repack = work.repacks * machine.launch_ns + work.repack_bytes / machine.dram_bytes_per_ns
-    fixed = parts.fixed + np.maximum(machine.first_load_ns, load) + fill
+    first = np.where(cut.skinny == 1, machine.skinny_first_load_ns, machine.first_load_ns)
+    fixed = parts.fixed + np.maximum(first, load) + fill
     behind = exposed + commit + one + machine.store_visible_cycles * cycle
     total = main_loop + behind + fixed + split + repack
     used = cut.tiles * table.cluster_m * table.cluster_n * parts.blocks * stage.useful * cycle

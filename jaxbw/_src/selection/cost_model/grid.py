@@ -13,6 +13,7 @@ from jaxbw._src.selection.workload import Workload
 Floats = NDArray[np.float64]
 
 SHARED, APART = 1, 2  # values of Grid.gathered
+SKINNIEST = 8  # rows of a tile
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,7 @@ class Grid:
     accumulators: Integers  # the fewest that there can be
     most_accumulators: Integers  # those that there are where several items follow each other
     held_columns: Integers  # not 0: those of the only accumulator that the epilogue reads first
+    skinny: Integers  # 1: the tile has few rows, which are loaded without TMA
     general: Integers  # 1: the epilogue takes the general way
     gathered: Integers  # who adds up parts: the last, all that are there, a launch behind
 
@@ -66,8 +68,10 @@ def is_excluded(
 
     They are illegal for its sizes, or have CTAs without a tile in any cluster, parts for more than
     two waves (the fastest never had, of 1,266 matmuls measured on an H200), or sums of parts that
-    L2 does not keep; or they are another one in disguise.
+    L2 does not keep; or they are another one in disguise. A tile of few rows has all of the
+    matmul's, and no more than it must.
     """
+    fits = (work.m <= table.block_m) & (2 * work.m > table.block_m * (table.block_m > SKINNIEST))
     columns = table.block_n // 2 if work.gated else table.block_n
     empty = (table.cluster_m > table.cta_group * ceil(work.m, table.block_m)) | (
         table.cluster_n > ceil(work.n, columns)
@@ -79,6 +83,7 @@ def is_excluded(
     return np.asarray(
         (cut.legal == 0)
         | empty
+        | ((cut.skinny == 1) & ~fits)
         | ((table.split_tail == 1) & same)
         | (all_parts & (cut.part_waves > 2))
         | (sums > machine.l2_bytes / 2)

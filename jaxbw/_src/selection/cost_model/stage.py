@@ -72,7 +72,8 @@ def stage_of(work: Workload, machine: Machine, table: Candidates, cut: Grid) -> 
     copied = scales * LANE_QUARTERS / machine.tmem_bytes_per_cycle
     read = mmas * read + scales / machine.smem_bytes_per_cycle
     issued = (mmas + copies) * machine.mma_issue_cycles + machine.stage_issue_cycles
-    narrow_mma = steps * machine.mma_interval_cycles  # machines.toml says what it stands for
+    # machines.toml says what it stands for; several CTAs of few rows are on an SM.
+    narrow_mma = np.where(cut.skinny == 1, 0, steps * machine.mma_interval_cycles)
     mma = np.maximum.reduce([useful + copied, read, issued, narrow_mma])
 
     # Rows and columns beyond the matrix are filled with zeros, slowly, and not read; so are ends of

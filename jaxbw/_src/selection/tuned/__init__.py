@@ -30,7 +30,7 @@ from jaxbw._src.selection.tuned.trees import Forest
 from jaxbw._src.selection.tuned_matmuls import SWITCH
 from jaxbw._src.selection.workload import Workload
 
-VERSION = 4
+VERSION = 5
 MOST = 2.0  # a factor beyond it says that the model is wrong, not that it is inexact
 REACH = 2.0  # times the least modelled time: beyond it nothing is corrected, and nothing was learnt
 # By the machine, and the bytes of an operand's number. Of 8 bits an H200 has not been measured.
@@ -39,7 +39,7 @@ _FILES: Mapping[tuple[str, float], str] = {
     ("H100", 2): "h100.npz",
     **{(machine, 1): "h100_8bit.npz" for machine in ("H200", "H100")},
 }
-_KEYS = {"version", "made", "sizes", "features", "trees"}
+_KEYS = {"version", "made", "sizes", "tiles", "features", "trees"}
 
 Floats = NDArray[np.float64]
 
@@ -48,11 +48,12 @@ Floats = NDArray[np.float64]
 class Table:
     """The trees of a machine, and how they came about. Compared by identity.
 
-    `sizes`: of the matmuls that were measured.
+    `sizes`: of the matmuls that were measured; `tiles`: in which (block_m, block_n, pingpong).
     """
 
     made: Mapping[str, Any]
     sizes: Sizes
+    tiles: frozenset[tuple[int, int, int]]
     trees: Forest
 
     @classmethod
@@ -64,7 +65,8 @@ class Table:
         """
         check(entry, _KEYS, VERSION, FEATURES)
         sizes = Sizes.of(entry["sizes"])
-        return cls(entry["made"], sizes, Forest.of(entry["trees"], len(FEATURES)))
+        tiles = frozenset((int(m), int(n), int(pingpong)) for m, n, pingpong in entry["tiles"])
+        return cls(entry["made"], sizes, tiles, Forest.of(entry["trees"], len(FEATURES)))
 
     def __str__(self) -> str:
         return f"{self.made['products']} matmuls"
@@ -73,6 +75,11 @@ class Table:
         """Whether a matmul is between those that were measured."""
         m, n, k = (work.n, work.m, work.k) if work.swapped else (work.m, work.n, work.k)
         return self.sizes.cover(m, n, k)
+
+    def knows(self, table: Candidates) -> NDArray[np.bool_]:
+        """Which configurations have a tile that was measured: what others take is a guess."""
+        tiles = zip(table.block_m, table.block_n, table.pingpong, strict=True)
+        return np.array([tile in self.tiles for tile in tiles], np.bool_)
 
     def factors(
         self,

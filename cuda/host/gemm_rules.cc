@@ -315,6 +315,15 @@ Verdict check_boxes(const KernelFamily& family, RuleOperand which, const Operand
   return {};
 }
 
+// Kernels of few rows read 16 bytes at a time, also at the end of a row that TMA takes as it is as it is the only one.
+Verdict check_single_row(RuleOperand which, const Operand& operand) {
+  const uint64_t bytes = operand.row_bytes();
+  if (operand.repacked() || bytes % kTmaAlignment == 0) return {};
+  return broken(Rule::skinny_row, {{"operand", static_cast<int64_t>(which)},
+                                   {"bytes", static_cast<int64_t>(bytes)},
+                                   {"unit", static_cast<int64_t>(kTmaAlignment)}});
+}
+
 Verdict check_gated(const KernelFamily& family, const GemmConfig& c) {
   if (c.swap_ab != 0) return broken(Rule::gated_swap);
   if (!family.is_sm90() && c.cta_group == 2 && c.cta_rows() == 64) return broken(Rule::gated_pair);
@@ -690,6 +699,8 @@ Verdict check_launched(const KernelFamily& family, const GemmProblem& p, const G
     const bool more = is_8bit(p.output) || reads_c(p) || p.gated || p.save || p.a_scaled || p.b_scaled ||
                       p.activation == Activation::kGeluExact;
     if (!verdict && more) verdict = broken(Rule::skinny_epilogue, {{"block_m", c.block_m}});
+    if (!verdict) verdict = check_single_row(RuleOperand::kLhs, operand_a(family, p));
+    if (!verdict) verdict = check_single_row(RuleOperand::kRhs, operand_b(family, p));
   } else {
     if (!verdict) verdict = check_boxes(family, RuleOperand::kLhs, operand_a(family, p), c, a_extent(c), a_peers(c));
     if (!verdict) verdict = check_boxes(family, RuleOperand::kRhs, operand_b(family, p), c, b_extent(p, c), b_peers(c));

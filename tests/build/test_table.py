@@ -72,7 +72,7 @@ def test_the_json_of_an_instance_gives_it_back(root: Path) -> None:
         (('role = "gemm"\n', ""), r"missing keys \['role'\]"),
         (
             ('"gemm"', '"other"'),
-            "role is not one of gemm, plain, elementwise, fused, cast, grouped",
+            "role is not one of gemm, plain, elementwise, fused, cast, skinny, grouped",
         ),
         (('"gemm"', '"grouped"'), 'layout is not "nn" or "nt"'),
         (('"sm_90a"', '"sm_80"'), "sm_80"),

@@ -509,6 +509,7 @@ BROKEN: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "skinny_epilogue": ("sm90", {"gated": True}, {"block_m": 16}),
     "skinny_epilogue, c": ("sm90", {"c": DataType.F32}, {"block_m": 16}),
     "skinny_epilogue, 8 bits": ("sm90", {"output": DataType.E4M3}, {"block_m": 16}),
+    "skinny_row": ("sm90", {"m": 1, "k": 65}, {"block_m": 16}),
     "block_k_sm90, few rows": ("sm90", {}, {"block_m": 16, "block_n": 64, "block_k": 64}),
     "no_kernel, few rows": ("sm90", {"lhs_major": Major.MN}, {"block_m": 16}),
     "gated_swap": ("sm100", {"gated": True}, {"swap_ab": True}),

@@ -45,7 +45,7 @@ def test_the_command_prints_choice_and_candidates() -> None:
 
 def test_json_has_everything(capsys: pytest.CaptureFixture[str]) -> None:
     answer = explained(
-        capsys, "16", "4096", "4096", "--device", "H200", "--implementation", "kernel"
+        capsys, "8", "8192", "8192", "--device", "H200", "--implementation", "kernel"
     )
     assert answer["implementation"] == "sm90"
     assert answer["config"]["swap_ab"] is True

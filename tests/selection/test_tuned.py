@@ -144,7 +144,7 @@ def test_a_choice_follows_the_table_and_says_so(monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.parametrize(
     ("change", "fault"),
     [
-        ({"version": 1}, "it has version 1, not 4"),
+        ({"version": 1}, "it has version 1, not 5"),
         ({"more": 1}, "it has not the keys features, made, sizes, tiles, trees, version"),
         ({"features": ["m"]}, "its features are not those of this jaxbw"),
         ({"trees": columns()}, "it has no trees"),

@@ -89,6 +89,8 @@ MESSAGES: Mapping[str, str] = {
     "swap_ab, and with cluster_k for parts of K",
     "skinny_epilogue": "block_m is {block_m}, whose kernels have alpha, bias, a short activation "
     "and a residual, and results of 16 bits and more: take a larger one",
+    "skinny_row": "{array} is one row of {bytes} bytes; where block_m is {block_m}, few rows, sm90 "
+    "takes multiples of {unit}: take a larger one",
     "grouped_config": "the configuration has a cluster, split_k, swap_ab or raster 'n'; these "
     "are not for grouped matmuls, but for split_k up to 4 with split_tail of a contraction on sm90",
     "grouped_config_sm100": "the configuration has scheduler 'clc', a block_k of several spans, "

@@ -179,7 +179,11 @@ F32_MATMUL = replace(HOPPER, dtype="f32")
         (HOPPER, {"cluster_k": 2}, "split_k is 1 and cluster_k 2; K has 1 blocks"),
         (BLACKWELL, {"cluster_k": 2}, "cluster_k is 2; on sm_100 it goes with swap_ab"),
         (HOPPER, {"cluster_m": 3}, "rhs is shared by 3 CTAs, which cannot load equal parts of 128"),
-        (HOPPER, {"block_m": 64}, "block_m is 64; with pingpong 0 it is 128, 192 or 256"),
+        (
+            HOPPER,
+            {"block_m": 64},
+            "block_m is 64; with pingpong 0 it is 8, 16, 32, 128, 192 or 256",
+        ),
         (HOPPER, {"block_n": 192}, "needs kernel jaxbw_sm90_plain_bf16_nt_64x192"),
         (HOPPER, {"block_n": -1}, "block_n is 4294967295"),
         (HOPPER, {"cta_group": 2, "cluster_m": 2}, "sm_90 has no CTA pairs"),

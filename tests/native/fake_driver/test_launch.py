@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from jaxbw import _native
-from jaxbw._native import limits
+from jaxbw._native import Violation, complete_config, limits
+from jaxbw._src.selection.config import GemmConfig
 
 from ...emulator.gemm_cases import INPUTS, MX_BLOCKS, cta_tile, gemms
 from .conftest import KERNELS, Call, FakeDriver
@@ -227,6 +228,9 @@ def test_every_gemm_kernel_of_the_table_is_launched_under_its_name(fake: FakeDri
         tile = {"block_n": kernel.block_n or 128}
         if kernel.role == "skinny":
             tile = cta_tile(kernel)
+            complete = complete_config("sm90", GemmConfig(**tile))
+            assert not isinstance(complete, Violation)
+            tile |= {"stages": complete["stages"], "k_spans": complete["block_k"] // 64}
         elif kernel.block_m is not None:  # of one of the two warpgroups
             tile = cta_tile(kernel, pingpong=True) | {"pingpong": True, "stages": 3}
         dtype, _ = INPUTS[kernel.input][0]

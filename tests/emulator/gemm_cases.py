@@ -212,7 +212,10 @@ class Case:
                 stages=self.stages or 1,
             )
         )
-        return config if self.stages else replace(config, stages=self.plan().stages)
+        if self.stages:
+            return config
+        found = self.planned()
+        return replace(config, stages=found.stages if isinstance(found, Plan) else 1)
 
     def gemm_config(self) -> GemmConfig:
         """The launch configuration as a user gives it: what the rules are about."""

@@ -11,13 +11,13 @@ from dataclasses import dataclass, replace
 # Instructions that order something and have no result: a mutant is the kernel without one.
 _DELETED = re.compile(
     r"(fence\.|tcgen05\.fence|tcgen05\.wait|tcgen05\.commit|tcgen05\.cp|wgmma\.(fence|commit_group|wait_group)"
-    r"|cp\.async\.bulk\.(wait_group|commit_group)|(cp\.async\.)?mbarrier\.arrive|bar\.(warp\.)?sync"
+    r"|cp\.async\.(bulk\.)?(wait_group|commit_group)|(cp\.async\.)?mbarrier\.arrive|bar\.(warp\.)?sync"
     r"|barrier\.(cta\.(sync|arrive)|cluster\.(arrive|wait)))"
 )
 _WAIT = re.compile(r"mbarrier\.try_wait\.parity(\S*) (%?\w+), (\[.*?\]), (%\w+);")
 _EXPECT = re.compile(r"(mbarrier\.arrive)\.expect_tx(\S* _, \[.*?\]), (%\w+|\d+);")
 _INIT = re.compile(r"(mbarrier\.init\S* \[.*?\]), (%\w+|\d+);")
-_GROUPS = re.compile(r"((?:cp\.async\.bulk|wgmma)\.wait_group\S*)\s+(\d+);")
+_GROUPS = re.compile(r"((?:cp\.async|cp\.async\.bulk|wgmma)\.wait_group\S*)\s+(\d+);")
 _MULTICAST = re.compile(r"^(\S*\.multicast::cluster\S* .*), (%rs\d+);")
 _FLIP = re.compile(r"xor\.b32\s+(%\w+), \1, %\w+;")
 # With scales: descriptor of the instruction, addresses of A's and of B's.
@@ -27,8 +27,8 @@ _SCALE_IDS = {"A": 1 << 29, "B": 1 << 4}  # lowest bits in the descriptor: cuda/
 # What tells the warp roles apart, by their nearest instruction of these kinds.
 _ROLES = {
     "setup": re.compile(r"mbarrier\.init|tcgen05\.alloc"),
-    "load": re.compile(r"cp\.async\.bulk\.tensor\.\dd\.shared"),
-    "multiply": re.compile(r"tcgen05\.mma|wgmma\.mma_async"),
+    "load": re.compile(r"cp\.async\.bulk\.tensor\.\dd\.shared|cp\.async\.cg"),
+    "multiply": re.compile(r"tcgen05\.mma|wgmma\.mma_async|mma\.sync"),
     "schedule": re.compile(r"clusterlaunchcontrol\.try_cancel"),
     "epilogue": re.compile(r"tcgen05\.ld|cp\.async\.bulk\.tensor\.\dd\.global"),
 }

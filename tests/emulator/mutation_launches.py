@@ -127,8 +127,9 @@ def _skinny(name: str) -> Iterator[Case]:
         output="bf16",
         **tile,
     )
-    for cluster_k in (1, 2, 8):
-        way = replace(base, cluster_k=cluster_k)
+    ways = [replace(base, cluster_k=cluster_k) for cluster_k in (1, 2, 8)]
+    ways += [replace(way, bias="f32", activation="relu", residual="bf16") for way in ways]
+    for way in ways:
         yield way
         yield replace(way, m=base.m - 3, n=base.n + 5, output="f32")
         yield replace(way, m=2 * base.m + 1, k=8 * 128, batch=2, shared=("lhs",), output="f16")

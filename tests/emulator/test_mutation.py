@@ -15,6 +15,7 @@ from .mutation_launches import (
     GROUPED_NAMES,
     MX_NAMES,
     NAMES,
+    SKINNY_NAMES,
     STORING_LAST,
     launches,
 )
@@ -34,6 +35,8 @@ BROUGHT = 12  # and the last ones of sm90, whose residual comes by TMA
 
 def _among(name: str) -> list[int]:
     """The launches in which a kernel's mutants are tried."""
+    if name in SKINNY_NAMES:
+        return [*range(len(launches(name)))]
     if name in FLOAT8_NAMES + MX_NAMES + GROUPED_NAMES:
         every = launches(name)
         storing = [

@@ -37,11 +37,11 @@ def test_all_kinds_of_calls_are_drawn() -> None:
 def test_a_call_that_cannot_have_what_was_drawn_is_counted() -> None:
     """A run ended without its report for such a call, and then counted an instance too many.
 
-    As drawn, lhs was transposed: 8 CTAs share 96 rows. Row-major, as matmul's is, they cannot.
+    As drawn, lhs was transposed: 8 CTAs share 160 rows. Row-major, as matmul's is, they cannot.
     """
-    [case] = [each for each in fuzz_jit.draw(12, 6) if gemm_draw.sm90_refusal(each) is not None]
+    [case] = [each for each in fuzz_jit.draw(2, 1) if gemm_draw.sm90_refusal(each) is not None]
     found = fuzzing.features(case)
-    assert found["k"] == "63"
+    assert found["k"] == "200"
     assert not {"kernel", "waves"} & found.keys()
 
 

@@ -32,11 +32,11 @@ SHAPES = [
 
 
 def tables(family: str) -> Candidates:
-    """Every unsplit tile and cluster."""
+    """Every unsplit tile and cluster; the replay has no kernels of few rows."""
     found = candidates(
         family, Major.K, Major.K, DataType.BF16, gated=False, swap_ab=False, whole=True
     )
-    found = found.take(found.cluster_k == 1)
+    found = found.take((found.cluster_k == 1) & ((family == "sm100") | (found.block_m > 32)))
     return replace(found, accumulators=np.full(len(found), 2 if family == "sm100" else 1))
 
 

@@ -165,7 +165,7 @@ struct KernelFamily {
   bool is_sm90() const { return compute_major == 9; }
 };
 
-// Whether a tile has few rows: its kernels load without TMA, and cast (gemm/skinny.h).
+// Whether a tile has few rows, whose kernels load without TMA (gemm/skinny.h).
 inline bool is_skinny(const KernelFamily& family, const GemmConfig& c) {
   return family.is_sm90() && c.pingpong == 0 && c.block_m <= kMaxSkinnyRows;
 }

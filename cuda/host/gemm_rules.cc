@@ -91,10 +91,10 @@ CtaTile tile_of(const KernelInstance& instance, bool pingpong) {
                       : CtaTile{kSm90ConsumerWarpgroups * instance.rows, instance.columns};
 }
 
-// Spans of K in a stage: of few rows, and elements of 16 bits, the tile says so.
-uint32_t sm90_k_spans(const GemmConfig& c) {
-  const bool skinny = c.pingpong == 0 && skinny_tile(c).columns != 0 && c.block_m <= kMaxSkinnyRows;
-  return skinny ? skinny_tile(c).depth / span_elements(DataType::kBF16) : 1;
+// Spans of K in a stage of sm_90. Tiles of few rows, whose elements have 16 bits, say so, where there are such.
+uint32_t sm90_k_spans(const KernelFamily& family, const GemmConfig& c) {
+  const uint32_t depth = is_skinny(family, c) ? skinny_tile(c).depth : 0;
+  return depth == 0 ? 1 : depth / span_elements(DataType::kBF16);
 }
 
 // Those that there are kernels for, of any operands.
@@ -132,7 +132,7 @@ bool allows_registers(const KernelFamily& family, const GemmProblem& p, const Ge
 
 // --- rules of a configuration alone
 
-Verdict check_sm90_tile(const GemmConfig& c) {
+Verdict check_sm90_tile(const KernelFamily& family, const GemmConfig& c) {
   if (c.cta_group != 1) return broken(Rule::cta_group_sm90, {{"cta_group", c.cta_group}});
   if (const std::set<CtaTile>& tiles = sm90_tiles(c.pingpong != 0); !tiles.contains({c.block_m, c.block_n})) {
     const std::vector<uint32_t> columns = columns_of(tiles, c.block_m);
@@ -144,8 +144,8 @@ Verdict check_sm90_tile(const GemmConfig& c) {
     for (const CtaTile& tile : tiles) rows.insert(tile.first);
     return broken(Rule::block_m_sm90, {{"block_m", c.block_m}, {"pingpong", c.pingpong}}, {rows.begin(), rows.end()});
   }
-  if (c.k_spans != sm90_k_spans(c)) {
-    return broken(Rule::k_spans_sm90, {{"k_spans", c.k_spans}, {"spans", sm90_k_spans(c)}});
+  if (c.k_spans != sm90_k_spans(family, c)) {
+    return broken(Rule::k_spans_sm90, {{"k_spans", c.k_spans}, {"spans", sm90_k_spans(family, c)}});
   }
   return {};
 }
@@ -315,7 +315,8 @@ Verdict check_boxes(const KernelFamily& family, RuleOperand which, const Operand
   return {};
 }
 
-// Kernels of few rows read 16 bytes at a time, also at the end of a row that TMA takes as it is as it is the only one.
+// Kernels of few rows read 16 bytes at a time. The only row of an operand is not copied, whatever its bytes, as TMA
+// takes it: its end may be in the middle of 16.
 Verdict check_single_row(RuleOperand which, const Operand& operand) {
   const uint64_t bytes = operand.row_bytes();
   if (operand.repacked() || bytes % kTmaAlignment == 0) return {};
@@ -669,7 +670,7 @@ Verdict check_problem(const KernelFamily& family, const GemmProblem& p) {
 
 Verdict check_config(const KernelFamily& family, const GemmConfig& c) {
   Verdict verdict = check_ranges(family, c);
-  if (!verdict) verdict = family.is_sm90() ? check_sm90_tile(c) : check_sm100_tile(c);
+  if (!verdict) verdict = family.is_sm90() ? check_sm90_tile(family, c) : check_sm100_tile(c);
   if (verdict) return verdict;
   const uint32_t largest = family.max_cluster_size;
   if (c.cluster_m == 0 || c.cluster_n == 0 || c.cluster_m > largest || c.cluster_n > largest ||
@@ -716,11 +717,11 @@ Planned<GemmConfig> complete(const KernelFamily& family, const ConfigRequest& re
   GemmConfig c = request.given;
   if (request.batch_invariant && c.split_tail != 0) return broken(Rule::batch_invariant_tail);
   if (!request.block_k) {
-    c.k_spans = family.is_sm90() ? sm90_k_spans(c) : 1;
+    c.k_spans = family.is_sm90() ? sm90_k_spans(family, c) : 1;
   } else if (const uint32_t span = span_elements(problem ? counted_type(*problem) : DataType::kBF16),
              block_k = *request.block_k;
              is_skinny(family, c)) {
-    c.k_spans = sm90_k_spans(c);
+    c.k_spans = sm90_k_spans(family, c);
     if (block_k != span * c.k_spans) {
       return broken(Rule::block_k_sm90, {{"block_k", block_k}, {"span", span * c.k_spans}});
     }

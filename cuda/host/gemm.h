@@ -208,7 +208,7 @@ LaunchScheduler default_scheduler(const KernelFamily& family, Grouped grouped);
 uint32_t most_accumulators(const KernelFamily& family, const GemmConfig& config);
 uint32_t min_accumulators(const KernelFamily& family, const GemmConfig& config);
 
-// Of a CTA of a matmul without groups, or with.
+// Of a CTA.
 uint32_t threads(const KernelFamily& family, const GemmConfig& config);
 
 // Dynamic shared memory of a launch, in bytes.

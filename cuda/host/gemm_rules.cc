@@ -2,6 +2,7 @@
 // because all rules stand together.
 #include <algorithm>
 #include <bit>
+#include <ranges>
 #include <set>
 #include <tuple>
 #include <utility>
@@ -91,6 +92,15 @@ CtaTile tile_of(const KernelInstance& instance, bool pingpong) {
                       : CtaTile{kSm90ConsumerWarpgroups * instance.rows, instance.columns};
 }
 
+// The tiles that instances have. Few rows are not computed in turns.
+std::set<CtaTile> tiles_of(auto&& instances, bool pingpong) {
+  std::set<CtaTile> tiles;
+  for (const KernelInstance& instance : instances) {
+    if (instance.columns != 0 && !(pingpong && instance.is_skinny())) tiles.insert(tile_of(instance, pingpong));
+  }
+  return tiles;
+}
+
 // Spans of K in a stage of sm_90. Tiles of few rows, whose elements have 16 bits, say so, where there are such.
 uint32_t sm90_k_spans(const KernelFamily& family, const GemmConfig& c) {
   const uint32_t depth = is_skinny(family, c) ? skinny_tile(c).depth : 0;
@@ -99,14 +109,8 @@ uint32_t sm90_k_spans(const KernelFamily& family, const GemmConfig& c) {
 
 // Those that there are kernels for, of any operands.
 const std::set<CtaTile>& sm90_tiles(bool pingpong) {
-  const auto all = [](bool pingpong) {
-    std::set<CtaTile> tiles;
-    for (const KernelInstance& instance : kKernelInstances) {
-      if (instance.columns != 0 && !(pingpong && instance.is_skinny())) tiles.insert(tile_of(instance, pingpong));
-    }
-    return tiles;
-  };
-  static const std::set<CtaTile> shared = all(false), in_turns = all(true);
+  static const std::set<CtaTile> shared = tiles_of(kKernelInstances, false),
+                                 in_turns = tiles_of(kKernelInstances, true);
   return pingpong ? in_turns : shared;
 }
 
@@ -530,13 +534,9 @@ const KernelInstance* InstancesOfProblem::find(const GemmConfig& c) const {
 }
 
 Violation InstancesOfProblem::missing(const GemmConfig& c) const {
-  std::set<CtaTile> tiles;
-  for (const KernelInstance* instance : instances_) {
-    if (instance->columns != 0 && !(c.pingpong != 0 && instance->is_skinny())) {
-      tiles.insert(tile_of(*instance, c.pingpong != 0));
-    }
-  }
-  const std::vector<uint32_t> columns = columns_of(tiles, c.block_m);
+  const auto instances =
+      std::views::transform(instances_, [](const KernelInstance* at) -> const KernelInstance& { return *at; });
+  const std::vector<uint32_t> columns = columns_of(tiles_of(instances, c.pingpong != 0), c.block_m);
   if (columns.empty()) return broken(Rule::no_kernel);
   return broken(Rule::block_n_of_operands, {{"block_n", c.block_n}, {"block_m", c.block_m}, {"pingpong", c.pingpong}},
                 columns);

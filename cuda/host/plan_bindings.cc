@@ -452,17 +452,8 @@ void bind_plan(nb::module_& m) {
       .def_prop_ro("scheduler", [](const PlanOnDevice& p) { return kSchedulers[p.plan.config.scheduler]; })
       .def_prop_ro("resident", [](const PlanOnDevice& p) { return p.resident; })
       .def_prop_ro("cluster_ctas", [](const PlanOnDevice& p) { return p.plan.config.cluster_size(); })
-      .def_prop_ro("clusters",
-                   [](const PlanOnDevice& p) {
-                     return clusters_of(*p.plan.family, p.plan.config, static_cast<uint32_t>(p.plan.work.items),
-                                        p.resident);
-                   })
-      .def(
-          "clusters_on",
-          [](const PlanOnDevice& p, uint32_t resident) {
-            return clusters_of(*p.plan.family, p.plan.config, static_cast<uint32_t>(p.plan.work.items), resident);
-          },
-          nb::arg("resident"))
+      .def_prop_ro("clusters", [](const PlanOnDevice& p) { return p.clusters_on(p.resident); })
+      .def("clusters_on", &PlanOnDevice::clusters_on, nb::arg("resident"))
       .def_prop_ro("threads", [](const PlanOnDevice& p) { return threads(*p.plan.family, p.plan.config); })
       .def_prop_ro("shared_memory",
                    [](const PlanOnDevice& p) { return shared_memory_bytes(*p.plan.family, p.plan.config); })

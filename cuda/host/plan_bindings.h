@@ -11,6 +11,11 @@ namespace jaxbw {
 struct PlanOnDevice {
   GemmPlan plan;
   uint32_t resident;
+
+  // Where so many run at a time.
+  uint32_t clusters_on(uint32_t at_a_time) const {
+    return clusters_of(*plan.family, plan.config, static_cast<uint32_t>(plan.work.items), at_a_time);
+  }
 };
 
 // Throws nanobind's value_error where there is none of that name.

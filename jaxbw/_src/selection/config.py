@@ -31,8 +31,7 @@ class GemmConfig:
         16..256 in steps of 16 (64 rows of one CTA: of 8, from 8; 128 rows of a pair: of 32). The
         largest block_m is two MMA tiles that fill Tensor Memory.
       block_k: elements of the contraction per pipeline stage: 1 to 4 spans of 128 bytes; default
-        one. sm90: one, two where few
-        rows have up to 64 columns.
+        one. sm90: one; two where a tile of few rows has up to 64 columns.
       cluster: CTAs (along M, along N) that share their loads by multicast, at most 16 in all on
         sm100, 8 on sm90.
       cluster_k: CTAs that compute parts along K of the same tile: they belong to one cluster, which

@@ -6,6 +6,7 @@
 #include "emulator/tensor_map.h"
 #include "gemm/repack.h"
 #include "host/gemm_call.h"
+#include "host/gemm_instances.h"
 #include "host/gemm_launch.h"
 
 namespace jaxbw {

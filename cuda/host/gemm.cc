@@ -3,6 +3,7 @@
 #include "gemm/groups.h"
 #include "gemm/repack.h"
 #include "host/device.h"
+#include "host/gemm_instances.h"
 #include "host/gemm_launch.h"
 #include "host/kernel_launch.h"
 #include "host/kernel_library.h"

@@ -1,7 +1,7 @@
 // One matmul with its epilogue, as the host sees it: the problem, the chosen configuration, the buffers.
-// gemm_call.cc reads them from a call, gemm_rules.cc says what may be launched, gemm_plan.cc what the launch will do,
-// gemm_launch.cc with which addresses; kernel_library.cc loads its kernels, gemm.cc launches them. call_site.cc keeps
-// what is the same from call to call.
+// gemm_call.cc reads them from a call, gemm_rules.cc says what may be launched, gemm_instances.cc by which kernel,
+// gemm_tile.cc what a tile takes, gemm_plan.cc what the launch will do, gemm_launch.cc with which addresses;
+// kernel_library.cc loads its kernels, gemm.cc launches them. call_site.cc keeps what is the same from call to call.
 #pragma once
 
 #include <cuda.h>
@@ -62,6 +62,8 @@ struct GemmProblem {
   // Of D in memory, where blocks that share a scale are whole.
   uint64_t result_columns() const { return out_mx ? (n + kMxBlock - 1) / kMxBlock * kMxBlock : n; }
   bool gathered() const { return source_rows != 0; }
+  // Whether the epilogue does: of a grouped matmul c is the result, and TMA adds to it.
+  bool reads_c() const { return c && grouped == Grouped::kNone; }
   // Rows that fall into groups.
   uint64_t grouped_rows() const { return grouped == Grouped::kContraction ? k : m; }
 
@@ -171,31 +173,10 @@ inline bool is_skinny(const KernelFamily& family, const GemmConfig& c) {
 }
 inline SkinnyTile skinny_tile(const GemmConfig& c) { return skinny_tile(c.block_m, c.block_n); }
 
-// By family name ("sm90") and by kernel name ("jaxbw_sm90_..."); null where there is none.
+// "sm90"; null where there is none.
 const KernelFamily* find_family(std::string_view name);
-const KernelFamily* family_of_kernel(std::string_view kernel);
 
-// What the matmuls of a kernel with such a left operand have in groups.
-Grouped grouped_by(std::string_view kernel, Major a_major);
-
-// A type of operands that a gemm kernel takes: all of its have one size.
-DataType operand_type(const KernelInstance& instance);
-
-// The gemm kernels that take the operands of a problem, as it is launched.
-class InstancesOfProblem {
- public:
-  InstancesOfProblem(const KernelFamily& family, const GemmProblem& launched);
-
-  // A kernel of a configuration's tile, the one for all launches if there is one; null where there is none.
-  const KernelInstance* find(const GemmConfig& config) const;
-
-  // Why there is none.
-  Violation missing(const GemmConfig& config) const;
-
- private:
-  const KernelFamily& family_;
-  std::vector<const KernelInstance*> instances_;
-};
+// --- the shape of a tile (gemm_tile.cc)
 
 // The deepest ring; 0 where not even one stage fits. The shallowest one.
 uint32_t max_stages(const KernelFamily& family, const GemmConfig& config);
@@ -213,8 +194,6 @@ uint32_t threads(const KernelFamily& family, const GemmConfig& config);
 
 // Dynamic shared memory of a launch, in bytes.
 uint32_t shared_memory_bytes(const KernelFamily& family, const GemmConfig& config);
-
-// --- the shape of a tile
 
 constexpr uint64_t ceil_div(uint64_t a, uint64_t b) { return (a + b - 1) / b; }
 
@@ -297,6 +276,8 @@ Verdict check_launched(const KernelFamily& family, const GemmProblem& launched, 
 // A configuration without open fields, for a problem or, where that is null, for any; fails on a block_k that its
 // operands have not, or none. (check_config has still to see it.)
 Planned<GemmConfig> complete(const KernelFamily& family, const ConfigRequest& request, const GemmProblem* problem);
+
+// --- in words (gemm_describe.cc)
 
 // "bf16[1,512,256] @ bf16[1,256,128] -> f32[1,512,128]", operands in the shapes they are stored in.
 std::string describe(const GemmProblem& problem);

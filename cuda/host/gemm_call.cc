@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <tuple>
 
+#include "host/gemm_instances.h"
+
 namespace jaxbw {
 namespace {
 

@@ -5,6 +5,7 @@
 #include <limits>
 
 #include "gemm/repack.h"
+#include "host/gemm_instances.h"
 
 namespace jaxbw {
 namespace {

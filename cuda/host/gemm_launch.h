@@ -63,10 +63,6 @@ struct EpiloguePlan {
 Verdict check_served(const KernelFamily& family, const KernelInstance& of_tile, const GemmProblem& launched,
                      const GemmConfig& config);
 
-// The one that takes the place of a kernel that stores by TMA alone where an address does not allow it; a kernel that
-// stores any way itself. Empty where there is none.
-std::string_view kernel_without_tma(std::string_view kernel);
-
 // The same for every device: the workspace is sized when a call is traced.
 struct GemmPlan {
   const KernelFamily* family;
@@ -158,15 +154,6 @@ struct GemmLaunch {
 
 // Fails on misaligned buffers, and on more to repack than 32 bits count.
 Result<GemmLaunch> make_launch(const GemmPlan& plan, const GemmBuffers& buffers);
-
-// The kernel that copies operands for a kernel of this name.
-std::string_view repack_kernel(const KernelFamily& family, std::string_view kernel);
-
-// The kernel that adds up the parts of split tiles.
-std::string_view reduce_kernel(const KernelFamily& family);
-
-// The kernel that says what the tiles of a grouped matmul are.
-std::string_view group_table_kernel(const KernelFamily& family);
 
 // Fails on a configuration that no problem can be launched with.
 Status check_call(const GemmConfig& config);

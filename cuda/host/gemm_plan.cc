@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "host/gemm_instances.h"
 #include "host/gemm_launch.h"
 
 namespace jaxbw {
@@ -46,29 +47,6 @@ EpiloguePlan epilogue_plan(const KernelFamily& family, const GemmProblem& launch
   const uint32_t in_ring = residual_stages(family, launched, config, 0);
   const EpiloguePath path = epilogue_path(family, launched, config, in_ring, 0);
   return {in_ring, path, store_path(family, launched, config, path, 0)};
-}
-
-// The kernel that serves a launch: of those of its tile the one that can do least (Scope in gemm/sm90_context.h). Not
-// all tiles have all; null where none of them serves it.
-const KernelInstance* serving_kernel(const KernelInstance& of_tile, const GemmProblem& p, const GemmConfig& c,
-                                     const EpiloguePlan& epilogue) {
-  if (of_tile.has_groups() || of_tile.is_skinny()) return &of_tile;
-  const bool whole = c.split_k == 1 && c.cluster_k == 1 && epilogue.store_path == StorePath::kTma;
-  const bool casts = epilogue.path == EpiloguePath::kCast, more = p.save || epilogue.residual_stages != 0;
-  const bool elementwise = whole && epilogue.path == EpiloguePath::kElementwise;
-  const struct {
-    bool serves;
-    std::string_view role;
-  } kernels[] = {{casts && whole, "plain"},
-                 {casts, "cast"},
-                 {elementwise && !more, "elementwise"},
-                 {elementwise, "fused"},
-                 {true, "gemm"}};
-  for (const auto& [serves, role] : kernels) {
-    const KernelInstance* const found = serves ? find_instance(of_tile, role) : nullptr;
-    if (found != nullptr) return found;
-  }
-  return nullptr;
 }
 
 Violation not_served(const GemmConfig& c) {
@@ -148,14 +126,6 @@ uint32_t clusters_of(const KernelFamily& family, const GemmConfig& config, uint3
   const bool one_wave = static_cast<LaunchScheduler>(config.scheduler) == LaunchScheduler::kStatic &&
                         config.cluster_k == 1 && !is_skinny(family, config);
   return one_wave ? std::min(items, resident) : items;
-}
-
-std::string_view kernel_without_tma(std::string_view kernel) {
-  const KernelInstance& instance = *find_instance(kernel);
-  if (!instance.for_whole_tiles()) return kernel;
-  const KernelInstance* const cast = instance.role == "plain" ? find_instance(instance, "cast") : nullptr;
-  const KernelInstance* const any = cast != nullptr ? cast : find_instance(instance, "gemm");
-  return any == nullptr ? std::string_view() : any->name;
 }
 
 Planned<GemmPlan> plan_gemm(const KernelFamily& family, const GemmProblem& problem, const GemmConfig& given) {

@@ -1,14 +1,13 @@
-// What may be launched, rule by rule (rules.h), and how a launch is described in a message. See gemm.h. It is long
-// because all rules stand together.
+// What may be launched, rule by rule (rules.h). See gemm.h. It is long because all rules stand together.
 #include <algorithm>
 #include <bit>
-#include <ranges>
 #include <set>
 #include <tuple>
 #include <utility>
 
 #include "gemm/reduce.h"
 #include "gemm/sm100_cluster_sum.h"
+#include "host/gemm_instances.h"
 #include "host/gemm_launch.h"
 
 namespace jaxbw {
@@ -53,26 +52,6 @@ constexpr uint64_t kMaxArray = 1ull << 56;   // bytes: virtual addresses
 constexpr uint32_t kMaxMmaN = 256;           // columns of an MMA: PTX 9.7.16.2.1
 constexpr uint32_t kGatedStep = 32, kSm90GatedStep = 128;
 
-// "unknown" is what a problem has that check_problem refuses.
-const char* name(DataType type) {
-  switch (type) {
-    case DataType::kF16:
-      return "f16";
-    case DataType::kBF16:
-      return "bf16";
-    case DataType::kF32:
-      return "f32";
-    case DataType::kE4M3:
-      return "f8_e4m3";
-    case DataType::kE5M2:
-      return "f8_e5m2";
-    case DataType::kE2M1:
-    case DataType::kE2M1Padded:
-      return "f4_e2m1";
-  }
-  return "unknown";
-}
-
 bool is_known(DataType type) { return type <= DataType::kF32 || type == DataType::kE4M3 || type == DataType::kE5M2; }
 bool is_operand(DataType type) { return is_known(type) || type == DataType::kE2M1; }
 
@@ -81,57 +60,10 @@ Violation broken(Rule rule, std::vector<std::pair<const char*, int64_t>> fields 
   return {rule, std::move(fields), std::move(takes)};
 }
 
-// Rows and columns, of sm_90.
-using CtaTile = std::pair<uint32_t, uint32_t>;
-
-// The one whose warpgroups have what an instance computes.
-CtaTile tile_of(const KernelInstance& instance, bool pingpong) {
-  if (pingpong || instance.is_skinny()) return {instance.rows, instance.columns};
-  const bool side_by_side = sm90_side_by_side(kSm90ConsumerWarpgroups * instance.rows * instance.columns);
-  return side_by_side ? CtaTile{instance.rows, kSm90ConsumerWarpgroups * instance.columns}
-                      : CtaTile{kSm90ConsumerWarpgroups * instance.rows, instance.columns};
-}
-
-// The tiles that instances have. Few rows are not computed in turns.
-std::set<CtaTile> tiles_of(auto&& instances, bool pingpong) {
-  std::set<CtaTile> tiles;
-  for (const KernelInstance& instance : instances) {
-    if (instance.columns != 0 && !(pingpong && instance.is_skinny())) tiles.insert(tile_of(instance, pingpong));
-  }
-  return tiles;
-}
-
 // Spans of K in a stage of sm_90. Tiles of few rows, whose elements have 16 bits, say so, where there are such.
 uint32_t sm90_k_spans(const KernelFamily& family, const GemmConfig& c) {
   const uint32_t depth = is_skinny(family, c) ? skinny_tile(c).depth : 0;
   return depth == 0 ? 1 : depth / span_elements(DataType::kBF16);
-}
-
-// Those that there are kernels for, of any operands.
-const std::set<CtaTile>& sm90_tiles(bool pingpong) {
-  static const std::set<CtaTile> shared = tiles_of(kKernelInstances, false),
-                                 in_turns = tiles_of(kKernelInstances, true);
-  return pingpong ? in_turns : shared;
-}
-
-// Of tiles with so many rows.
-std::vector<uint32_t> columns_of(const std::set<CtaTile>& tiles, uint32_t rows) {
-  std::vector<uint32_t> columns;
-  for (const CtaTile& tile : tiles) {
-    if (tile.first == rows) columns.push_back(tile.second);
-  }
-  return columns;
-}
-
-// Whether the epilogue does: of a grouped matmul c is the result, and TMA adds to it.
-bool reads_c(const GemmProblem& p) { return p.c && p.grouped == Grouped::kNone; }
-
-// Whether a formula, whatever arrays it reads beside the bias, may be EpiloguePath::kElementwise. Once for each
-// accumulator, the code of gelu_exact, or of a cast to 8 bits, would be longer than all else.
-bool allows_registers(const KernelFamily& family, const GemmProblem& p, const GemmConfig& c) {
-  const bool scaled = p.a_scaled || p.b_scaled;
-  return family.is_sm90() && !is_8bit(p.output) && !reads_c(p) && (!scaled || is_8bit(p.a_type)) &&
-         p.activation != Activation::kGeluExact && (!p.gated || sm90_gated_in_boxes(c.block_n));
 }
 
 // --- rules of a configuration alone
@@ -184,6 +116,30 @@ uint32_t spans_of_any(uint32_t block_k) {
     if (block_k % span == 0 && block_k <= kMaxKSpans * span) return block_k / span;
   }
   return 0;
+}
+
+// Of such a block, for a problem or, where that is null, for any.
+Planned<uint32_t> spans_of(const KernelFamily& family, const GemmConfig& c, uint32_t block_k,
+                           const GemmProblem* problem) {
+  const uint32_t span = span_elements(problem ? counted_type(*problem) : DataType::kBF16);
+  if (family.is_sm90()) {
+    const uint32_t spans = sm90_k_spans(family, c);
+    const bool of_others = problem == nullptr && !is_skinny(family, c) &&
+                           (block_k == span_elements(DataType::kE4M3) || block_k == span_elements(DataType::kF32));
+    if (block_k == span * spans || of_others) return spans;
+    return broken(Rule::block_k_sm90, {{"block_k", block_k}, {"span", span * spans}});
+  }
+  if (problem == nullptr) {
+    const uint32_t spans = spans_of_any(block_k);
+    if (spans == 0) return broken(Rule::block_k_of_any, {{"block_k", block_k}, {"spans", kMaxKSpans}});
+    return spans;
+  }
+  if (block_k == 0 || block_k % span != 0 || block_k > kMaxKSpans * span) {
+    return broken(
+        Rule::block_k,
+        {{"block_k", block_k}, {"span", span}, {"most", kMaxKSpans * span}, {"itemsize", size_bytes(problem->a_type)}});
+  }
+  return block_k / span;
 }
 
 // On sm_90 a power of two, so that the CTAs of a tile own equal shares of its slices.
@@ -467,12 +423,6 @@ Verdict check_grouped_config(const KernelFamily& family, const GemmProblem& p, c
   return {};
 }
 
-std::string shape(DataType type, uint64_t batch, uint64_t rows, uint64_t columns) {
-  return concat(name(type), "[", batch, ",", rows, ",", columns, "]");
-}
-
-std::string shape(const Operand& o) { return shape(o.type, o.batch, o.rows(), o.columns()); }
-
 }  // namespace
 
 const KernelFamily* find_family(std::string_view name) {
@@ -480,172 +430,6 @@ const KernelFamily* find_family(std::string_view name) {
     if (family.name == name) return &family;
   }
   return nullptr;
-}
-
-const KernelFamily* family_of_kernel(std::string_view kernel) {
-  const KernelInstance* instance = find_instance(kernel);
-  return instance == nullptr || !instance->is_matmul() ? nullptr : find_family(instance->family);
-}
-
-Grouped grouped_by(std::string_view kernel, Major a_major) {
-  const KernelInstance* instance = find_instance(kernel);
-  if (instance == nullptr || !instance->has_groups()) return Grouped::kNone;
-  return a_major == Major::kMN ? Grouped::kContraction : Grouped::kRows;
-}
-
-DataType operand_type(const KernelInstance& instance) {
-  if (instance.input == "tf32") return DataType::kF32;
-  if (instance.input.starts_with("4bit")) return DataType::kE2M1;
-  return instance.input.starts_with("8bit") ? DataType::kE4M3 : DataType::kBF16;
-}
-
-InstancesOfProblem::InstancesOfProblem(const KernelFamily& family, const GemmProblem& launched) : family_(family) {
-  const bool narrow = is_8bit(launched.a_type);
-  std::string_view input = narrow ? "8bit" : launched.a_type == DataType::kF32 ? "tf32" : "16bit";
-  if (family.is_sm90() && input == "16bit") input = name(launched.a_type);
-  if (family.is_sm90() && narrow && launched.promoted) input = "8bit_promoted";
-  if (launched.mx != 0) input = packing(counted_type(launched)) > 1 ? "4bit_mx" : "8bit_mx";
-  const char layout[] = {operand_a(family, launched).as_read().major == Major::kK ? 'n' : 't',
-                         operand_b(family, launched).as_read().major == Major::kMN ? 'n' : 't'};
-  const auto add = [&](std::string_view role) {
-    for (const KernelInstance& instance : kKernelInstances) {
-      if (instance.family != family.name || instance.role != role) continue;
-      if (instance.input != input) continue;
-      if (instance.layout == "any" || instance.layout == std::string_view(layout, 2)) instances_.push_back(&instance);
-    }
-  };
-  if (launched.grouped != Grouped::kNone) {
-    add(launched.gathered() ? "gathered" : "grouped");
-  } else {
-    add("skinny");
-    add("gemm");
-    add("plain");  // last: find() takes it for a tile that has no kernel for all launches
-  }
-}
-
-const KernelInstance* InstancesOfProblem::find(const GemmConfig& c) const {
-  const bool skinny = is_skinny(family_, c);
-  const WarpgroupTile part = skinny ? WarpgroupTile{c.block_m, c.block_n} : c.warpgroup_tile();
-  for (const KernelInstance* instance : instances_) {
-    if (instance->cta_group != c.cta_group || instance->is_skinny() != skinny) continue;
-    if (instance->columns == 0 || (instance->columns == part.columns && instance->rows == part.rows)) return instance;
-  }
-  return nullptr;
-}
-
-Violation InstancesOfProblem::missing(const GemmConfig& c) const {
-  const auto instances =
-      std::views::transform(instances_, [](const KernelInstance* at) -> const KernelInstance& { return *at; });
-  const std::vector<uint32_t> columns = columns_of(tiles_of(instances, c.pingpong != 0), c.block_m);
-  if (columns.empty()) return broken(Rule::no_kernel);
-  return broken(Rule::block_n_of_operands, {{"block_n", c.block_n}, {"block_m", c.block_m}, {"pingpong", c.pingpong}},
-                columns);
-}
-
-std::string_view repack_kernel(const KernelFamily& family, std::string_view kernel) {
-  const uint32_t size = size_bytes(operand_type(*find_instance(kernel)));
-  return find_companion(family.name, "repack", size == 4 ? "32bit" : size == 1 ? "8bit" : "16bit")->name;
-}
-
-std::string_view reduce_kernel(const KernelFamily& family) {
-  return find_companion(family.name, "reduce", "f32")->name;
-}
-
-std::string_view group_table_kernel(const KernelFamily& family) {
-  return find_companion(family.name, "group_table", "s32")->name;
-}
-
-uint32_t b_columns(const KernelFamily& family, const GemmProblem& p, const GemmConfig& c) {
-  const uint32_t columns = c.block_n / c.cta_group;
-  // Of gate and up side by side, the tensor core would multiply what is loaded between them.
-  if (family.is_sm90() || loads_both(p, c)) return columns;
-  return loaded_columns(operand_b(family, p).as_read().major, p.b_type, columns);
-}
-
-uint32_t threads(const KernelFamily& family, const GemmConfig& c) {
-  return is_skinny(family, c) ? skinny_tile(c).threads() : family.threads;
-}
-
-uint32_t shared_memory_bytes(const KernelFamily& family, const GemmConfig& c) {
-  if (is_skinny(family, c)) return skinny_tile(c).shared_bytes(c.cluster_k);
-  const uint32_t scales = c.stages * mx_stage_bytes(c.b_tiles, c.stage_k_tiles());
-  return storage_layout(c.cta_rows(), c.cta_columns(), c.k_spans, family.epilogue).total_bytes(c.stages) + scales;
-}
-
-LaunchScheduler default_scheduler(const KernelFamily& family, Grouped grouped) {
-  return grouped == Grouped::kNone ? family.scheduler : LaunchScheduler::kStatic;
-}
-
-uint32_t min_accumulators(const KernelFamily& family, const GemmConfig& c) {
-  return family.is_sm90() ? 1 : sm100_mma_tiles(c.cta_rows());
-}
-
-uint32_t most_accumulators(const KernelFamily& family, const GemmConfig& c) {
-  // Scales stand beside accumulators.
-  const bool full = c.span_tiles != 0 && !mx_two_accumulators(c.block_n, c.b_tiles, c.span_tiles);
-  return full ? 1 : family.max_accumulators;
-}
-
-uint32_t max_stages(const KernelFamily& family, const GemmConfig& c) {
-  if (is_skinny(family, c)) return skinny_tile(c).stages;
-  const StorageLayout layout = storage_layout(c.cta_rows(), c.cta_columns(), c.k_spans, family.epilogue);
-  if (c.span_tiles == 0) return layout.max_stages();
-  return mx_max_stages(layout, c.block_n, c.b_tiles, c.stage_k_tiles(), c.accumulators);
-}
-
-uint32_t min_stages(const KernelFamily& family, const GemmConfig& c) {
-  if (is_skinny(family, c)) return skinny_tile(c).stages;
-  if (c.cluster_k == 1) return family.min_stages;
-  if (family.is_sm90()) return std::max(family.min_stages, cluster_sum_stages(c.block_m, c.block_n));
-  const uint32_t sums = c.block_m * c.block_n * uint32_t{sizeof(float)};  // those that are sent lie in the ring
-  const StorageLayout layout = storage_layout(c.cta_rows(), c.cta_columns(), c.k_spans, family.epilogue);
-  return static_cast<uint32_t>(ceil_div(sums, layout.stage_bytes()));
-}
-
-uint32_t residual_stages(const KernelFamily& family, const GemmProblem& p, const GemmConfig& c, CUdeviceptr residual) {
-  // The general way, which what is saved may take, reads no ring.
-  if (!p.residual || *p.residual == DataType::kF32 || p.save || !allows_registers(family, p, c)) return 0;
-  const bool whole = c.split_k == 1 && c.cluster_k == 1;
-  const bool in_line = c.cluster_m == 1 || c.cluster_n == 1;  // see sm90_residual.cuh
-  const bool by_tma = c.swap_ab == 0 && (p.n * size_bytes(*p.residual) | residual) % kTmaAlignment == 0;
-  if (!whole || !in_line || !by_tma) return 0;
-  const uint32_t stages = residual_tile(c.block_m, c.block_n).stages(tile_columns(p, c));
-  // In pingpong a warpgroup sees all of them full while it still holds one of the last block of K.
-  return stages < c.stages ? stages : 0;
-}
-
-bool stored_by_tma(const GemmProblem& p, const GemmConfig& c, CUdeviceptr results) {
-  // TMA stores 16 bytes whole, even past the end of the last row (seen on an H200: a result of one element overwrote
-  // what followed it): so the rule holds for a single row too.
-  return c.swap_ab == 0 && (p.result_columns() * size_bytes(p.output) | results) % kTmaAlignment == 0;
-}
-
-EpiloguePath epilogue_path(const KernelFamily& family, const GemmProblem& p, const GemmConfig& c,
-                           uint32_t residual_stages, CUdeviceptr results) {
-  if (reads_c(p) || is_8bit(p.output) || (p.residual && residual_stages == 0)) return EpiloguePath::kGeneral;
-  if (p.save && !(size_bytes(p.output) == 2 && stored_by_tma(p, c, results))) return EpiloguePath::kGeneral;
-  const bool scales = p.factors_in_memory || p.alpha != 1 || p.a_scaled || p.b_scaled;
-  const bool casts = !scales && !p.bias && !p.residual && p.activation == Activation::kNone && !p.gated && !p.save;
-  if (casts && (family.is_sm90() || c.split_k == 1)) return EpiloguePath::kCast;
-  return allows_registers(family, p, c) ? EpiloguePath::kElementwise : EpiloguePath::kGeneral;
-}
-
-uint32_t held_columns(const GemmProblem& p, const GemmConfig& c) {
-  const bool is_short = !is_8bit(p.output) && !p.c && !p.residual && !p.save && !p.gated &&
-                        p.activation != Activation::kGeluExact && c.split_k == 1 && stored_by_tma(p, c, 0);
-  if (c.span_tiles == 0 || c.accumulators > 1 || !is_short || p.grouped != Grouped::kNone) return 0;
-  return c.block_n - mx_accumulator_step(c.block_n, c.b_tiles, c.stage_k_tiles(), c.stages, c.accumulators);
-}
-
-bool reduces_apart(const KernelFamily& family, const GemmConfig& c) {
-  return family.is_sm90() && c.split_k >= kMinReducedParts;
-}
-
-StoreBox store_box(const KernelFamily& family, const GemmProblem& p, const GemmConfig& c) {
-  if (family.is_sm90()) return sm90_store_box(c.warpgroup_tile().columns, p.output);
-  if (p.grouped != Grouped::kNone) return {sm100_slice(0, c.cta_rows(), c.block_n, c.cta_group).rows, kGroupedChunk};
-  return sm100_store_box(sm100_mma_rows(c.cta_rows()), c.block_n, c.cta_group, p.gated,
-                         epilogue_path(family, p, c, 0, 0) == EpiloguePath::kCast, p.output);
 }
 
 Verdict check_problem(const KernelFamily& family, const GemmProblem& p) {
@@ -697,7 +481,7 @@ Verdict check_launched(const KernelFamily& family, const GemmProblem& p, const G
   if (!verdict && p.gated) verdict = check_gated(family, c);
   if (!verdict && (p.a_blocks != 0 || p.b_blocks != 0) && c.swap_ab != 0) verdict = broken(Rule::block_scales_swap);
   if (is_skinny(family, c)) {
-    const bool more = is_8bit(p.output) || reads_c(p) || p.gated || p.save || p.a_scaled || p.b_scaled ||
+    const bool more = is_8bit(p.output) || p.reads_c() || p.gated || p.save || p.a_scaled || p.b_scaled ||
                       p.activation == Activation::kGeluExact;
     if (!verdict && more) verdict = broken(Rule::skinny_epilogue, {{"block_m", c.block_m}});
     if (!verdict) verdict = check_single_row(RuleOperand::kLhs, operand_a(family, p));
@@ -716,30 +500,11 @@ Verdict check_launched(const KernelFamily& family, const GemmProblem& p, const G
 Planned<GemmConfig> complete(const KernelFamily& family, const ConfigRequest& request, const GemmProblem* problem) {
   GemmConfig c = request.given;
   if (request.batch_invariant && c.split_tail != 0) return broken(Rule::batch_invariant_tail);
-  if (!request.block_k) {
-    c.k_spans = family.is_sm90() ? sm90_k_spans(family, c) : 1;
-  } else if (const uint32_t span = span_elements(problem ? counted_type(*problem) : DataType::kBF16),
-             block_k = *request.block_k;
-             is_skinny(family, c)) {
-    c.k_spans = sm90_k_spans(family, c);
-    if (block_k != span * c.k_spans) {
-      return broken(Rule::block_k_sm90, {{"block_k", block_k}, {"span", span * c.k_spans}});
-    }
-  } else if (family.is_sm90()) {
-    const bool of_others = problem == nullptr && (block_k == span_elements(DataType::kE4M3) ||
-                                                  block_k == span_elements(DataType::kF32));  // perhaps
-    if (block_k != span && !of_others) return broken(Rule::block_k_sm90, {{"block_k", block_k}, {"span", span}});
-  } else if (problem == nullptr) {
-    c.k_spans = spans_of_any(block_k);
-    if (c.k_spans == 0) return broken(Rule::block_k_of_any, {{"block_k", block_k}, {"spans", kMaxKSpans}});
-  } else {
-    if (block_k == 0 || block_k % span != 0 || block_k > kMaxKSpans * span) {
-      return broken(Rule::block_k, {{"block_k", block_k},
-                                    {"span", span},
-                                    {"most", kMaxKSpans * span},
-                                    {"itemsize", size_bytes(problem->a_type)}});
-    }
-    c.k_spans = block_k / span;
+  c.k_spans = family.is_sm90() ? sm90_k_spans(family, c) : 1;
+  if (request.block_k) {
+    const Planned<uint32_t> spans = spans_of(family, c, *request.block_k, problem);
+    if (!spans.ok()) return spans.violation();
+    c.k_spans = *spans;
   }
   c.span_tiles = problem == nullptr ? 0 : span_tiles(*problem);
   c.b_tiles = problem == nullptr ? 0 : b_tiles(*problem, c);
@@ -750,30 +515,6 @@ Planned<GemmConfig> complete(const KernelFamily& family, const ConfigRequest& re
   if (has_tile && problem != nullptr) c.b_columns = b_columns(family, as_launched(*problem, c), c);
   c.stages = request.stages.value_or(has_tile ? max_stages(family, c) : 0);
   return c;
-}
-
-std::string describe(const GemmProblem& p) {
-  std::string text = concat(p.grouped == Grouped::kNone ? "" : "grouped ", shape(operand_a(p)),
-                            p.gathered() ? "[lhs_rows]" : "", p.a_major == Major::kMN ? "^T" : "", " @ ",
-                            shape(operand_b(p)), p.b_major == Major::kK ? "^T" : "", p.gated ? " (gate and up)" : "");
-  const std::pair<bool, const char*> terms[] = {
-      {p.a_scaled, " * lhs_scale"},    {p.a_blocks != 0, " * lhs_scale of blocks"},
-      {p.b_scaled, " * rhs_scale"},    {p.b_blocks != 0, " * rhs_scale of blocks"},
-      {p.mx != 0, " in MX format"},    {p.c.has_value(), " + c"},
-      {p.bias.has_value(), " + bias"}, {p.residual.has_value(), " + residual"}};
-  for (const auto& [present, term] : terms) text += present ? term : "";
-  return concat(text, p.out_scaled ? " / out_scale" : "", p.out_mx ? " in MXFP8" : "", " -> ",
-                shape(p.output, p.results(), p.m, p.n), p.save ? ", saved" : "");
-}
-
-std::string describe(const GemmConfig& c) {
-  const GemmConfig unchanged;
-  std::string text = concat("kernel ", c.kernel);
-#define JAXBW_FIELD(name, ...) \
-  if (c.name != unchanged.name) text += concat(", ", #name, " ", c.name);
-  JAXBW_CONFIG_FIELDS(JAXBW_FIELD)
-#undef JAXBW_FIELD
-  return text;
 }
 
 }  // namespace jaxbw

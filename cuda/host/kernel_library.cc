@@ -5,6 +5,7 @@
 #include <tuple>
 
 #include "host/device.h"
+#include "host/gemm_instances.h"
 #include "host/gemm_launch.h"
 #include "host/kernel_launch.h"
 

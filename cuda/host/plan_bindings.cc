@@ -13,6 +13,7 @@
 
 #include "gemm/reduce.h"
 #include "host/gemm_call.h"
+#include "host/gemm_instances.h"
 
 namespace nb = nanobind;
 

@@ -24,11 +24,14 @@
 #include <string_view>
 #include <vector>
 
+#include "fake_numbers.h"
 #include "gemm/groups.h"
 #include "params.h"
 
 namespace {
 
+using fake::load;
+using fake::store;
 using jaxbw::DataType;
 using jaxbw::GemmParams;
 using jaxbw::Major;
@@ -348,104 +351,9 @@ CUresult tensor_map_encode(CUtensorMap* map, CUtensorMapDataType type, cuuint32_
 
 // --- Launch
 
-float load_f16(uint16_t bits) {
-  const int exponent = bits >> 10 & 31, mantissa = bits & 1023;
-  const float magnitude = exponent == 0    ? std::ldexp(static_cast<float>(mantissa), -24)
-                          : exponent == 31 ? (mantissa == 0 ? INFINITY : NAN)
-                                           : std::ldexp(static_cast<float>(mantissa + 1024), exponent - 25);
-  return bits >> 15 ? -magnitude : magnitude;
-}
-
-float load_bf16(uint16_t bits) {
-  const uint32_t wide = static_cast<uint32_t>(bits) << 16;
-  float value;
-  std::memcpy(&value, &wide, sizeof(value));
-  return value;
-}
-
-uint16_t store_bf16(float value) {
-  uint32_t bits;
-  std::memcpy(&bits, &value, sizeof(bits));
-  if (std::isnan(value)) return 0x7fc0;
-  return static_cast<uint16_t>((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
-}
-
-uint16_t store_f16(float value) {
-  const uint16_t sign = std::signbit(value) ? 0x8000 : 0;
-  const float magnitude = std::fabs(value);
-  if (std::isnan(value)) return 0x7e00;
-  if (magnitude >= 65520.0f) return sign | 0x7c00;
-  if (magnitude == 0) return sign;
-  int exponent;
-  std::frexp(magnitude, &exponent);
-  const int scale = exponent < -13 ? -24 : exponent - 11;  // the weight of the last bit
-  const int quotient = static_cast<int>(std::nearbyint(std::ldexp(magnitude, -scale)));
-  return static_cast<uint16_t>(sign | (((scale + 24) << 10) + quotient));
-}
-
-// e4m3 or e5m2, but for infinities and NaN, which no matmul here has.
-float load_8bit(DataType type, uint8_t bits) {
-  const int mantissa_bits = type == DataType::kE4M3 ? 3 : 2, bias = type == DataType::kE4M3 ? 7 : 15;
-  const int exponent = (bits & 0x7f) >> mantissa_bits, mantissa = bits & ((1 << mantissa_bits) - 1);
-  const int significand = exponent == 0 ? mantissa : mantissa | 1 << mantissa_bits;
-  const float value =
-      std::ldexp(static_cast<float>(significand), (exponent == 0 ? 1 : exponent) - bias - mantissa_bits);
-  return bits & 0x80 ? -value : value;
-}
-
-float load(DataType type, const void* address) {
-  if (is_8bit(type)) return load_8bit(type, *static_cast<const uint8_t*>(address));
-  if (type == DataType::kF32) return *static_cast<const float*>(address);
-  const uint16_t bits = *static_cast<const uint16_t*>(address);
-  return type == DataType::kBF16 ? load_bf16(bits) : load_f16(bits);
-}
-
-// Rounded to nearest even; what is beyond the largest number becomes that where the cast saturates.
-uint8_t store_8bit(DataType type, float value, bool saturates) {
-  const int mantissa_bits = type == DataType::kE4M3 ? 3 : 2, bias = type == DataType::kE4M3 ? 7 : 15;
-  const float largest = type == DataType::kE4M3 ? 448.0f : 57344.0f;
-  const uint8_t sign = std::signbit(value) ? 0x80 : 0;
-  float magnitude = std::fabs(value);
-  if (std::isnan(value)) return 0x7f;
-  if (!saturates && magnitude > jaxbw::float8_limit(type)) return sign | (type == DataType::kE4M3 ? 0x7f : 0x7c);
-  magnitude = std::min(magnitude, largest);
-  if (magnitude == 0) return sign;
-  int exponent;
-  std::frexp(magnitude, &exponent);
-  const int least = 1 - bias - mantissa_bits, scale = std::max(exponent - 1 - mantissa_bits, least);
-  const int quotient = static_cast<int>(std::nearbyint(std::ldexp(magnitude, -scale)));
-  return static_cast<uint8_t>(sign | (((scale - least) << mantissa_bits) + quotient));
-}
-
-void store(DataType type, void* address, float value, bool saturates = false) {
-  if (is_8bit(type)) {
-    *static_cast<uint8_t*>(address) = store_8bit(type, value, saturates);
-  } else if (type == DataType::kF32) {
-    *static_cast<float*>(address) = value;
-  } else {
-    *static_cast<uint16_t*>(address) = type == DataType::kBF16 ? store_bf16(value) : store_f16(value);
-  }
-}
-
 char* element(const EncodedMap& map, DataType type, uint64_t contiguous, uint64_t outer, uint64_t batch) {
   return reinterpret_cast<char*>(map.address) + contiguous * size_bytes(type) + outer * map.strides[0] +
          batch * map.strides[1];
-}
-
-float activate(jaxbw::Activation activation, float x) {
-  switch (activation) {
-    case jaxbw::Activation::kNone:
-      return x;
-    case jaxbw::Activation::kRelu:
-      return x > 0 ? x : 0;
-    case jaxbw::Activation::kGelu:
-      return 0.5f * x * (1 + std::tanh(0.7978845608f * (x + 0.044715f * x * x * x)));
-    case jaxbw::Activation::kSilu:
-      return x / (1 + std::exp(-x));
-    case jaxbw::Activation::kGeluExact:
-      return 0.5f * x * (1 + std::erf(x / std::sqrt(2.0f)));
-  }
-  return NAN;
 }
 
 // One operand of a matmul as the kernel named so reads it: through its tensor map, or where it lies.
@@ -528,7 +436,7 @@ void compute(const GemmParams& p, const jaxbw::BlockScales& blocks = {}) {
         float z = matmul(b, e.b_scales, i, j, batch);
         if (e.c.data != nullptr) z += beta * load_operand(e.c, index);
         if (e.bias.data != nullptr) z += load_operand(e.bias, e.bias_along_m != 0 ? i : j);
-        float value = activate(e.activation, z);
+        float value = fake::activate(e.activation, z);
         if (p.saved_output[0].data != nullptr) {
           store(p.saved_output[0].type, result_element(p, p.saved[0], p.saved_output[0], i, j, batch), z);
         }
@@ -653,7 +561,33 @@ CUresult launch_group_table(const CUlaunchConfig* launch, const Kernel& kernel, 
   return CUDA_SUCCESS;
 }
 
-// What only the name of a kernel says of its operands.
+// What a kernel of few rows computes, as one that has tensor maps is told.
+GemmParams as_gemm(const jaxbw::SkinnyParams& p, uint32_t batch, DataType type, Major b_major) {
+  GemmParams gemm = {};
+  gemm.m = p.m;
+  gemm.n = p.n;
+  gemm.k = p.k;
+  gemm.batch = batch;
+  gemm.a_major = Major::kK;
+  gemm.b_major = b_major;
+  gemm.a_type = gemm.b_type = type;
+  gemm.a_batched = gemm.b_batched = 1;  // by a stride that may be 0
+  const auto encode = [&](jaxbw::TensorMap& map, const void* data, uint64_t pitch, uint64_t matrix) {
+    const uint64_t size = size_bytes(type);
+    const EncodedMap encoded{reinterpret_cast<CUdeviceptr>(data), {}, {pitch * size, matrix * size}, 0};
+    std::memcpy(&map, &encoded, sizeof(encoded));
+  };
+  encode(gemm.a, p.a, p.a_pitch, p.a_matrix);
+  encode(gemm.b, p.b, p.b_pitch, p.b_matrix);
+  gemm.store_path = jaxbw::StorePath::kRows;
+  gemm.batch_stride = uint64_t{p.m} * p.n;
+  gemm.row_stride = p.n;
+  gemm.column_stride = 1;
+  gemm.epilogue = p.epilogue;
+  gemm.output = p.output;
+  return gemm;
+}
+
 CUresult launch_skinny(const CUlaunchConfig* launch, const Kernel& kernel, const jaxbw::SkinnyParams& p) {
   const auto has = [&](const char* part) { return kernel.name.find(part) != std::string::npos; };
   const unsigned cluster = cluster_size(*launch);
@@ -666,32 +600,7 @@ CUresult launch_skinny(const CUlaunchConfig* launch, const Kernel& kernel, const
                         std::vector<uint32_t>{batch, p.m, p.n, p.k}, "pitches_of",
                         std::vector<uint64_t>{p.a_pitch, p.b_pitch, p.a_matrix, p.b_matrix});
   if (environment("FAKE_CUDA_COMPUTE") == "0") return CUDA_SUCCESS;
-  const jaxbw::DataType type = has("_f16_") ? jaxbw::DataType::kF16 : jaxbw::DataType::kBF16;
-  const auto element = [&](const void* data, uint64_t index) {
-    return load(type, static_cast<const char*>(data) + index * size_bytes(type));
-  };
-  const std::string bug = environment("FAKE_CUDA_BUG");
-  const uint64_t elements = uint64_t{p.m} * p.n * batch;
-  for (uint64_t b = 0; b < batch; ++b) {
-    for (uint64_t i = 0; i < p.m; ++i) {
-      for (uint64_t j = 0; j < p.n; ++j) {
-        const uint64_t index = (b * p.m + i) * p.n + j;
-        if (bug == "unwritten" && index == elements - 1) continue;
-        float sum = 0;
-        for (uint64_t k = 0; k < p.k; ++k) {
-          const uint64_t in_b = has("_nt_") ? j * p.b_pitch + k : k * p.b_pitch + j;
-          sum += element(p.a, b * p.a_matrix + i * p.a_pitch + k) * element(p.b, b * p.b_matrix + in_b);
-        }
-        const jaxbw::Epilogue& e = p.epilogue;
-        float value = sum * (e.alpha_data == nullptr ? e.alpha : *e.alpha_data);
-        if (e.bias.data != nullptr) value += load_operand(e.bias, e.bias_along_m != 0 ? i : j);
-        value = activate(e.activation, value);
-        if (e.residual.data != nullptr) value += load_operand(e.residual, index);
-        store(p.output.type, static_cast<char*>(p.output.data) + index * size_bytes(p.output.type), value);
-      }
-    }
-  }
-  misbehave(bug, p.output, elements);
+  compute(as_gemm(p, batch, has("_f16_") ? DataType::kF16 : DataType::kBF16, has("_nt_") ? Major::kK : Major::kMN));
   return CUDA_SUCCESS;
 }
 

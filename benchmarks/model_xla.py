@@ -87,23 +87,24 @@ Learnt = Mapping[Rates, Sequence[Sample]]  # by the formula's constants of their
 
 def samples(paths: Sequence[pathlib.Path], device: Device) -> list[Sample]:
     """Those of some files, measured on such a device, that the model may be of; the benchmark's are
-    not among them."""
-    measured, found = suite(), []
-    for path in paths:
-        for matmul, row in xla_times.read(path).items():
-            if replace(device, name=row["device"]).machine != device.machine:
-                continue
-            if (matmul.m, matmul.n, matmul.k) in measured or "kernel" not in row["us"]:
-                continue
-            if xla.kind(matmul.problem) is None:
-                continue
-            choice = select(
-                matmul.problem, device, (device.family or "",), None, manifest.kernels()
-            )
-            assert isinstance(choice, Choice)
-            assert choice.cost is not None
-            times = {name: statistics.median(rounds) for name, rounds in row["us"].items()}
-            found.append(Sample(matmul, times["xla"], times["kernel"], choice.cost.total))
+    not among them. Of a matmul that two files have, the later one counts."""
+    rows = {
+        matmul: row
+        for path in paths
+        for matmul, row in xla_times.read(path).items()
+        if replace(device, name=row["device"]).machine == device.machine
+    }
+    in_suite, found = suite(), []
+    for matmul, row in rows.items():
+        if (matmul.m, matmul.n, matmul.k) in in_suite or "kernel" not in row["us"]:
+            continue
+        if xla.kind(matmul.problem) is None:
+            continue
+        choice = select(matmul.problem, device, (device.family or "",), None, manifest.kernels())
+        assert isinstance(choice, Choice)
+        assert choice.cost is not None
+        times = {name: statistics.median(rounds) for name, rounds in row["us"].items()}
+        found.append(Sample(matmul, times["xla"], times["kernel"], choice.cost.total))
     return found
 
 

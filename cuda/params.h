@@ -167,18 +167,22 @@ struct GemmParams {
 static_assert(sizeof(TensorMap) == 128 && alignof(GemmParams) == 64);
 static_assert(offsetof(GemmParams, block_m) == 7 * sizeof(TensorMap));
 
+// How much of an epilogue a launch of few rows has: kernels have code for each.
+enum class SkinnyEpilogue : uint16_t { kCast, kFormula, kGated };
+
 // The argument of the kernels of few rows, sm_90, A K-major, operands of 16 bits. Of an epilogue there are alpha, bias,
-// a short activation and a residual. (A GemmParams is mostly tensor maps, which these kernels have no use for.)
+// a short activation, a gate and a residual. (A GemmParams is mostly tensor maps, which these kernels have no use for.)
 struct alignas(64) SkinnyParams {
   // One line of the constant cache has all that most launches read.
   const void *a, *b;
   EpilogueResult output;      // dense, as is the residual
   uint32_t a_pitch, b_pitch;  // from row to row in memory, in elements
   uint32_t m, n, k;
-  uint32_t log2_parts;          // the CTAs of a cluster divide K
-  uint16_t one_row;             // 1: tiles are beside each other, of one batch index; `order` says the same
-  uint16_t casts;               // 1: sums are cast, there is no more to the epilogue
+  uint32_t log2_parts;  // the CTAs of a cluster divide K
+  uint16_t one_row;     // 1: tiles are beside each other, of one batch index; `order` says the same
+  SkinnyEpilogue kind;
   uint64_t a_matrix, b_matrix;  // from one batch index to the next, in elements; 0 where one matrix serves all
+  const void* b_up;             // of a gated matmul, as B is
   TileOrder order;
   Epilogue epilogue;
 };

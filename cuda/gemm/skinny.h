@@ -56,6 +56,9 @@ constexpr SkinnyTile skinny_tile(uint32_t rows, uint32_t columns) {
   return {};
 }
 
+// Whether there is code for gate and up side by side. The warps of such a tile do not divide K.
+constexpr bool takes_gate(SkinnyTile tile) { return tile.columns % kSm90GatedStep == 0; }
+
 constexpr uint32_t kMaxSkinnyRows = 32, kMaxSkinnyParts = 8;
 namespace skinny_check {
 constexpr bool fits(SkinnyTile tile) {

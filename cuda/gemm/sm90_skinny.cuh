@@ -19,6 +19,7 @@
 #include "gemm/operand_bits.h"
 #include "gemm/profile.h"
 #include "gemm/skinny.h"
+#include "gemm/sm90_skinny_loads.cuh"
 #include "gemm/store_ring.h"
 #include "params.h"
 #include "ptx/async_copy.h"
@@ -29,58 +30,9 @@
 
 namespace jaxbw::sm90 {
 
-constexpr uint32_t kChunkElements = ptx::kAsyncCopyBytes / 2;
-
-// How much of an operand there is from where a block begins: rows in memory, and elements in each.
-struct BlockExtent {
-  int32_t rows, elements;
-};
-
-// Blocks of an operand, [kRows, kElements] as they lie in memory, one behind the other along K, which kThreads bring
-// into stages of kStageBytes. What lies outside of the operand becomes zeros.
-template <uint32_t kRows, uint32_t kElements, Major kMajor, uint32_t kThreads, uint32_t kStageBytes>
-class BlockLoads {
- public:
-  JAXBW_DEVICE BlockLoads(const uint16_t* first, uint32_t pitch, BlockExtent extent, uint32_t shared)
-      : extent_(extent),
-        step_(uint64_t{kStep} * pitch),
-        next_(kMajor == Major::kK ? kElements : uint64_t{kRows} * pitch) {
-    const uint32_t thread = threadIdx.x;
-    row_ = thread / kRowChunks;
-    const uint32_t chunk = thread % kRowChunks;
-    source_ = first + uint64_t{row_} * pitch + chunk * kChunkElements;
-    destination_ = shared + staged_offset<kRowBytes>(row_, chunk);
-    extent_.elements -= static_cast<int32_t>(chunk * kChunkElements);
-  }
-
-  // The next block.
-  JAXBW_DEVICE void load(uint32_t stage) {
-    const uint32_t bytes = static_cast<uint32_t>(max(0, min(extent_.elements, int32_t{kChunkElements}))) * 2;
-    const uint32_t destination = destination_ + stage * kStageBytes;
-#pragma unroll
-    for (uint32_t i = 0; i < (kRows + kStep - 1) / kStep; ++i) {
-      const uint32_t row = row_ + i * kStep;
-      if (kRows % kStep != 0 && row >= kRows) break;
-      ptx::async_copy(destination + i * kStep * kRowBytes, source_ + i * step_,
-                      static_cast<int32_t>(row) < extent_.rows ? bytes : 0);
-    }
-    source_ += next_;
-    (kMajor == Major::kK ? extent_.elements : extent_.rows) -= kMajor == Major::kK ? kElements : kRows;
-  }
-
- private:
-  static constexpr uint32_t kRowBytes = kElements * 2, kRowChunks = kElements / kChunkElements;
-  static constexpr uint32_t kStep = kThreads / kRowChunks;  // rows that are loaded at once
-  static_assert(kThreads % kRowChunks == 0 && kStep % kSwizzleRows == 0, "a thread's rows are swizzled alike");
-
-  const uint16_t* source_;
-  uint32_t row_, destination_;
-  BlockExtent extent_;
-  uint64_t step_, next_;
-};
-
-// kCasts: there is no more to the epilogue, and no code that would have to be jumped over.
-template <SkinnyTile kTile, DataType kType, Major kBMajor, bool kCasts>
+// There is code for each kind of epilogue, so that none is jumped over. A gated tile has columns of gate, and behind
+// them as many of up.
+template <SkinnyTile kTile, DataType kType, Major kBMajor, SkinnyEpilogue kKind>
 class SkinnyGemm {
  public:
   JAXBW_DEVICE SkinnyGemm(const SkinnyParams& p, uint32_t shared, const Profile& profile)
@@ -89,7 +41,7 @@ class SkinnyGemm {
     Tile tile{0, index, 0};
     if (p.one_row == 0) tile = rasterise(index, p.order);
     row_ = tile.m * kTile.rows;
-    column_ = tile.n * kTile.columns;
+    column_ = tile.n * kResultColumns;
     batch_ = tile.batch;
   }
 
@@ -111,14 +63,16 @@ class SkinnyGemm {
   static constexpr uint32_t kWeightRows = kKMajor ? kTile.columns : kTile.depth;
   static constexpr uint32_t kWeightElements = kKMajor ? kTile.depth : kTile.columns;
   static constexpr uint32_t kColumnMmas = kTile.warp_columns() / kMmaColumns, kRowMmas = kTile.rows / kMmaRows;
+  static constexpr bool kGated = kKind == SkinnyEpilogue::kGated;
+  static constexpr uint32_t kResultColumns = kGated ? kTile.columns / 2 : kTile.columns;
   static constexpr uint32_t kUnit = 4;  // columns that a thread finishes at a time: 16 bytes of sums
-  static constexpr uint32_t kUnits = kTile.columns / kUnit;
+  static constexpr uint32_t kUnits = kTile.columns / kUnit, kResultUnits = kResultColumns / kUnit;
 
   JAXBW_DEVICE bool in_cluster() const { return p_.log2_parts != 0; }
   JAXBW_DEVICE uint32_t received() const { return shared_ + kTile.ring_bytes(); }
   JAXBW_DEVICE uint32_t barrier() const { return received() + kTile.received_bytes(1u << p_.log2_parts); }
-  // Of the columns that a CTA of the cluster adds up: a power of two.
-  JAXBW_DEVICE uint32_t log2_share() const { return std::countr_zero(kTile.columns) - p_.log2_parts; }
+  // Of the columns of D that a CTA of the cluster finishes: a power of two.
+  JAXBW_DEVICE uint32_t log2_share() const { return std::countr_zero(kResultColumns) - p_.log2_parts; }
 
   // While the first loads are under way: a barrier that counts what all parts send, and word to the peers that it is
   // there.
@@ -126,7 +80,6 @@ class SkinnyGemm {
     if (threadIdx.x == 0) {
       ptx::mbarrier_init(barrier(), 1);
       ptx::fence_mbarrier_init();
-      ptx::mbarrier_arrive_expect_tx(barrier(), kTile.rows * kTile.columns * uint32_t{sizeof(float)});
     }
     __syncwarp();
     ptx::cluster_arrive();
@@ -138,19 +91,19 @@ class SkinnyGemm {
     const uint32_t count = share(part_ + 1) - share(part_), first = share(part_) * kTile.depth;
     const auto left = [](uint32_t extent, uint32_t from) { return static_cast<int32_t>(extent - from); };
     const auto* a = static_cast<const uint16_t*>(p_.a);
-    const auto* b = static_cast<const uint16_t*>(p_.b);
-    if (batch_ != 0) {
-      a += batch_ * p_.a_matrix;
-      b += batch_ * p_.b_matrix;
-    }
+    if (batch_ != 0) a += batch_ * p_.a_matrix;
+    const auto first_weights = [&](const void* data) {
+      const auto* b = static_cast<const uint16_t*>(data);
+      if (batch_ != 0) b += batch_ * p_.b_matrix;
+      return kKMajor ? b + uint64_t{column_} * p_.b_pitch + first : b + uint64_t{first} * p_.b_pitch + column_;
+    };
     BlockLoads<kTile.rows, kTile.depth, Major::kK, kTile.threads(), kTile.stage_bytes()> rows(
-        a + uint64_t{row_} * p_.a_pitch + first, p_.a_pitch, {left(p_.m, row_), left(p_.k, first)},
+        a + uint64_t{row_} * p_.a_pitch + first, nullptr, p_.a_pitch, {left(p_.m, row_), left(p_.k, first)},
         shared_ + kTile.weight_bytes());
     const BlockExtent extent = kKMajor ? BlockExtent{left(p_.n, column_), left(p_.k, first)}
                                        : BlockExtent{left(p_.k, first), left(p_.n, column_)};
-    BlockLoads<kWeightRows, kWeightElements, kBMajor, kTile.threads(), kTile.stage_bytes()> weights(
-        kKMajor ? b + uint64_t{column_} * p_.b_pitch + first : b + uint64_t{first} * p_.b_pitch + column_, p_.b_pitch,
-        extent, shared_);
+    BlockLoads<kWeightRows, kWeightElements, kBMajor, kTile.threads(), kTile.stage_bytes(), kGated> weights(
+        first_weights(p_.b), kGated ? first_weights(p_.b_up) : nullptr, p_.b_pitch, extent, shared_);
     // A group of copies for each block, also where there is none: so those that are still awaited are always as many.
     const auto load = [&](uint32_t block, uint32_t stage) {
       if (block < count) {
@@ -163,7 +116,7 @@ class SkinnyGemm {
 #pragma unroll 1
     for (uint32_t block = 0; block < kAhead; ++block) load(block, block);
     if (in_cluster()) announce_barrier();
-    if constexpr (!kCasts) prefetch_terms();
+    if constexpr (kKind != SkinnyEpilogue::kCast) prefetch_terms();
     uint32_t stage = 0, next = kAhead;
     for (uint32_t block = 0; block < count; ++block) {
       profile_.enter(Activity::kAwaitFull, block);
@@ -175,8 +128,7 @@ class SkinnyGemm {
       stage = stage + 1 == kTile.stages ? 0 : stage + 1;
       next = next + 1 == kTile.stages ? 0 : next + 1;
     }
-    ptx::async_copy_wait<0>();
-    __syncthreads();
+    __syncthreads();  // nobody reads the stages, where sums are left next
   }
 
   // ldmatrix: lane l says where row l % 8 of the 8x8 matrix l / 8 is.
@@ -235,9 +187,9 @@ class SkinnyGemm {
   JAXBW_DEVICE uint32_t sum_address(uint32_t depth_warp, uint32_t row, uint32_t column) const {
     return shared_ + ((depth_warp * kTile.rows + row) * kTile.sum_pitch() + column) * uint32_t{sizeof(float)};
   }
-  // Those of a part, that this CTA receives, or a peer, of the columns that are its share.
+  // Those of a part, that this CTA receives, or a peer, of the columns that are its share; of up behind those of gate.
   JAXBW_DEVICE uint32_t received_address(uint32_t part, uint32_t row, uint32_t column) const {
-    const uint32_t pitch = (1u << log2_share()) + SkinnyTile::kPadding;
+    const uint32_t pitch = ((kGated ? 2u : 1u) << log2_share()) + SkinnyTile::kPadding;
     return received() + ((part * kTile.rows + row) * pitch + column) * uint32_t{sizeof(float)};
   }
 
@@ -275,12 +227,16 @@ class SkinnyGemm {
   // To the CTAs of the cluster, each of which adds up a share of the columns.
   JAXBW_DEVICE void send_sums() const {
     ptx::cluster_wait();  // all barriers are there
+    constexpr uint32_t kBytes = kTile.rows * kTile.columns * sizeof(float);
+    if (threadIdx.x == 0) ptx::mbarrier_arrive_expect_tx(barrier(), kBytes);
 #pragma unroll 1
     for (uint32_t unit = threadIdx.x; unit < kTile.rows * kUnits; unit += kTile.threads()) {
       const uint32_t row = unit / kUnits, column = unit % kUnits * kUnit;
       float sums[kUnit] = {};
       add_warps(sums, row, column);
-      const uint32_t owner = column >> log2_share(), in_share = column - (owner << log2_share());
+      const uint32_t of_result = kGated ? column % kResultColumns : column, owner = of_result >> log2_share();
+      uint32_t in_share = of_result - (owner << log2_share());
+      if (kGated && column >= kResultColumns) in_share += 1u << log2_share();
       ptx::store_to_cluster(ptx::map_to_rank(received_address(part_, row, in_share), owner), sums,
                             ptx::map_to_rank(barrier(), owner));
     }
@@ -289,18 +245,22 @@ class SkinnyGemm {
   // Of this CTA's share of the columns, what the parts have; where it has all of K, of the tile, what the warps have.
   template <bool kParts>
   JAXBW_DEVICE void store_results() const {
-    const uint32_t log2_columns = kParts ? log2_share() : std::countr_zero(kTile.columns);
+    const uint32_t log2_columns = kParts ? log2_share() : std::countr_zero(kResultColumns);
     const uint32_t log2_units = log2_columns - std::countr_zero(kUnit);
 #pragma unroll 1
     for (uint32_t unit = threadIdx.x; unit < kTile.rows << log2_units; unit += kTile.threads()) {
       const uint32_t row = unit >> log2_units, column = (unit - (row << log2_units)) * kUnit;
-      float sums[kUnit] = {};
-      if constexpr (kParts) {
-        add_parts(sums, row, column);
-      } else {
-        add_warps(sums, row, column);
-      }
-      store(row_ + row, column_ + (kParts ? part_ << log2_columns : 0) + column, sums);
+      const auto sums_of = [&](float (&sums)[kUnit], uint32_t first) {
+        if constexpr (kParts) {
+          add_parts(sums, row, first + column);
+        } else {
+          add_warps(sums, row, first + column);
+        }
+      };
+      float sums[kUnit] = {}, up[kUnit] = {};
+      sums_of(sums, 0);
+      if constexpr (kGated) sums_of(up, 1u << log2_columns);
+      store(row_ + row, column_ + (kParts ? part_ << log2_columns : 0) + column, sums, up);
     }
   }
 
@@ -314,8 +274,8 @@ class SkinnyGemm {
       if (operand.data == nullptr) return;
       ptx::prefetch_l2(static_cast<const uint8_t*>(operand.data) + index * size_bytes(operand.type));
     };
-    for (uint32_t unit = threadIdx.x; unit < kTile.rows * kUnits; unit += kTile.threads()) {
-      const uint32_t row = row_ + unit / kUnits, column = column_ + unit % kUnits * kUnit;
+    for (uint32_t unit = threadIdx.x; unit < kTile.rows * kResultUnits; unit += kTile.threads()) {
+      const uint32_t row = row_ + unit / kResultUnits, column = column_ + unit % kResultUnits * kUnit;
       if (row >= p_.m || column >= p_.n) continue;
       prefetch(p_.epilogue.bias, p_.epilogue.bias_along_m != 0 ? row : column);
       prefetch(p_.epilogue.residual, element_index(row, column));
@@ -323,7 +283,8 @@ class SkinnyGemm {
   }
 
   // The formula of Epilogue (params.h), without what these kernels are not asked for.
-  JAXBW_DEVICE void apply_epilogue(float (&values)[kUnit], uint32_t row, uint32_t column, uint64_t index) const {
+  JAXBW_DEVICE void apply_epilogue(float (&values)[kUnit], const float (&up)[kUnit], uint32_t row, uint32_t column,
+                                   uint64_t index) const {
     const Epilogue& e = p_.epilogue;
     const uint32_t count = min(kUnit, p_.n - column);
     float bias[kUnit] = {}, residual[kUnit] = {};
@@ -338,13 +299,13 @@ class SkinnyGemm {
     for (uint32_t i = 0; i < kUnit; ++i) values[i] = values[i] * alpha + bias[i];
     activate<kUnit, /*kLong=*/false>(values, e.activation);
 #pragma unroll
-    for (uint32_t i = 0; i < kUnit; ++i) values[i] += residual[i];
+    for (uint32_t i = 0; i < kUnit; ++i) values[i] = (kGated ? values[i] * (up[i] * alpha) : values[i]) + residual[i];
   }
 
-  JAXBW_DEVICE void store(uint32_t row, uint32_t column, float (&sums)[kUnit]) const {
+  JAXBW_DEVICE void store(uint32_t row, uint32_t column, float (&sums)[kUnit], const float (&up)[kUnit]) const {
     if (row >= p_.m || column >= p_.n) return;
     const uint64_t index = element_index(row, column);
-    if constexpr (!kCasts) apply_epilogue(sums, row, column, index);
+    if constexpr (kKind != SkinnyEpilogue::kCast) apply_epilogue(sums, up, row, column, index);
     const bool whole = p_.n % kUnit == 0 && reinterpret_cast<uint64_t>(p_.output.data) % 16 == 0;
     with_type(p_.output.type, [&]<DataType kResult>() {
       if (!whole) {
@@ -378,14 +339,21 @@ JAXBW_DEVICE void skinny_gemm(const SkinnyParams& p, ProfileArgument argument = 
   profile.pair_clocks();
   const uint32_t shared = ptx::shared_address(shared_memory);
   const OperandBits bits;
-  const auto run = [&]<DataType kType, bool kCasts>() {
-    if (bits.b_major() == Major::kK) return SkinnyGemm<kTile, kType, Major::kK, kCasts>(p, shared, profile).run();
-    SkinnyGemm<kTile, kType, Major::kMN, kCasts>(p, shared, profile).run();
+  const auto of_major = [&]<SkinnyEpilogue kKind, DataType kType>() {
+    if (bits.b_major() == Major::kK) return SkinnyGemm<kTile, kType, Major::kK, kKind>(p, shared, profile).run();
+    SkinnyGemm<kTile, kType, Major::kMN, kKind>(p, shared, profile).run();
   };
-  with_bool(p.casts != 0, [&]<bool kCasts>() {
-    if (bits.type() == DataType::kBF16) return run.template operator()<DataType::kBF16, kCasts>();
-    run.template operator()<DataType::kF16, kCasts>();
-  });
+  const auto of_type = [&]<SkinnyEpilogue kKind>() {
+    if (bits.type() == DataType::kBF16) return of_major.template operator()<kKind, DataType::kBF16>();
+    of_major.template operator()<kKind, DataType::kF16>();
+  };
+  if (p.kind == SkinnyEpilogue::kCast) {
+    of_type.template operator()<SkinnyEpilogue::kCast>();
+  } else if (!takes_gate(kTile) || p.kind == SkinnyEpilogue::kFormula) {
+    of_type.template operator()<SkinnyEpilogue::kFormula>();
+  } else if constexpr (takes_gate(kTile)) {
+    of_type.template operator()<SkinnyEpilogue::kGated>();
+  }
   profile.finish();
 }
 

@@ -84,6 +84,10 @@ struct ResidualTile {
   }
 };
 
+// Columns of a tile of gate and up, sm_90: halves in the columns in which TMA brings them where they are MN-major, and
+// whole boxes of results.
+constexpr uint32_t kSm90GatedStep = 128;
+
 // Whether half of a tile's columns, the results of a gated matmul, are whole boxes of any output.
 constexpr bool sm90_gated_in_boxes(uint32_t block_n) {
   return block_n / 2 % sm90_store_box(block_n, DataType::kBF16).columns == 0 &&

@@ -92,6 +92,9 @@ SkinnyParams skinny_params(const KernelFamily& family, const GemmProblem& p, con
   const auto matrix = [&](const Operand& operand, bool batched) {
     return batched ? pitch(operand) * operand.rows() : 0;
   };
+  const SkinnyEpilogue kind = p.gated                                       ? SkinnyEpilogue::kGated
+                              : params.epilogue.path == EpiloguePath::kCast ? SkinnyEpilogue::kCast
+                                                                            : SkinnyEpilogue::kFormula;
   return {.a = reinterpret_cast<const void*>(at.a),
           .b = reinterpret_cast<const void*>(at.b),
           .output = params.output,
@@ -102,9 +105,10 @@ SkinnyParams skinny_params(const KernelFamily& family, const GemmProblem& p, con
           .k = params.k,
           .log2_parts = static_cast<uint32_t>(std::countr_zero(c.cluster_k)),
           .one_row = work.tiles == work.tiles_n,
-          .casts = params.epilogue.path == EpiloguePath::kCast,
+          .kind = kind,
           .a_matrix = matrix(a, p.a_batched),
           .b_matrix = matrix(b, p.b_batched),
+          .b_up = reinterpret_cast<const void*>(at.b_up),
           .order = params.order,
           .epilogue = params.epilogue};
 }

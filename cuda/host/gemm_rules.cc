@@ -50,7 +50,7 @@ constexpr uint64_t kMaxExtent = 0x7fffffff;  // TMA coordinates are int32 (PTX 5
 constexpr uint64_t kMaxStride = 1ull << 40;  // bytes; CUtensorMap's are less
 constexpr uint64_t kMaxArray = 1ull << 56;   // bytes: virtual addresses
 constexpr uint32_t kMaxMmaN = 256;           // columns of an MMA: PTX 9.7.16.2.1
-constexpr uint32_t kGatedStep = 32, kSm90GatedStep = 128;
+constexpr uint32_t kGatedStep = 32;
 
 bool is_known(DataType type) { return type <= DataType::kF32 || type == DataType::kE4M3 || type == DataType::kE5M2; }
 bool is_operand(DataType type) { return is_known(type) || type == DataType::kE2M1; }
@@ -288,7 +288,6 @@ Verdict check_single_row(RuleOperand which, const Operand& operand) {
 Verdict check_gated(const KernelFamily& family, const GemmConfig& c) {
   if (c.swap_ab != 0) return broken(Rule::gated_swap);
   if (!family.is_sm90() && c.cta_group == 2 && c.cta_rows() == 64) return broken(Rule::gated_pair);
-  // sm_90: halves in the columns in which TMA brings them where they are MN-major, and whole boxes of results.
   if (family.is_sm90() && c.block_n % kSm90GatedStep != 0) {
     return broken(Rule::gated_columns_sm90, {{"block_n", c.block_n}}, {kSm90GatedStep, 2 * kSm90GatedStep});
   }
@@ -481,7 +480,7 @@ Verdict check_launched(const KernelFamily& family, const GemmProblem& p, const G
   if (!verdict && p.gated) verdict = check_gated(family, c);
   if (!verdict && (p.a_blocks != 0 || p.b_blocks != 0) && c.swap_ab != 0) verdict = broken(Rule::block_scales_swap);
   if (is_skinny(family, c)) {
-    const bool more = is_8bit(p.output) || p.reads_c() || p.gated || p.save || p.a_scaled || p.b_scaled ||
+    const bool more = is_8bit(p.output) || p.reads_c() || p.save || p.a_scaled || p.b_scaled ||
                       p.activation == Activation::kGeluExact;
     if (!verdict && more) verdict = broken(Rule::skinny_epilogue, {{"block_m", c.block_m}});
     if (!verdict) verdict = check_single_row(RuleOperand::kLhs, operand_a(family, p));

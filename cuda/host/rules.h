@@ -90,7 +90,7 @@ namespace jaxbw {
   X(whole_tiles,                                                                                                       \
     "{block_m}x{block_n}, pingpong {pingpong}, has kernels for whole tiles that TMA stores, no residual, none saved")  \
   X(skinny, "a tile of {block_m} rows has no cluster but along K, no split_k and no swap_ab")                          \
-  X(skinny_epilogue, "a tile of {block_m} rows has alpha, bias, a short activation and residual, 16 bits and more")    \
+  X(skinny_epilogue, "a tile of {block_m} rows has alpha, bias, short activation, gate, residual, 16 bits and more")   \
   X(skinny_row, "{operand} is one row of {bytes} bytes; kernels of few rows take multiples of {unit}")                 \
   X(gated_swap, "swap_ab does not go with a gated matmul")                                                             \
   X(block_scales_swap, "swap_ab does not go with scales of blocks")                                                    \

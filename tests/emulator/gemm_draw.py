@@ -59,7 +59,7 @@ SERVED: dict[str, dict[str, Any]] = {
     "fused": NO_C | WHOLE,
     "cast": CAST | NO_ARRAYS,
     "skinny": NO_C
-    | dict(gated=False, save=False, lhs_scale=False, rhs_scale=False)
+    | dict(save=False, lhs_scale=False, rhs_scale=False)
     | dict(cluster=(1, 1), split_k=1, split_tail=False, swap_ab=False, stages=None)
     | dict(store="tma", b_is_ready=False),
 }

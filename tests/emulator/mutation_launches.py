@@ -129,6 +129,8 @@ def _skinny(name: str) -> Iterator[Case]:
     )
     ways = [replace(base, cluster_k=cluster_k) for cluster_k in (1, 2, 8)]
     ways += [replace(way, bias="f32", activation="relu", residual="bf16") for way in ways]
+    if base.block_n >= 128:
+        ways += [replace(way, gated=True) for way in ways[-3:]]
     for way in ways:
         yield way
         yield replace(way, m=base.m - 3, n=base.n + 5, output="f32")

@@ -579,6 +579,7 @@ GemmParams as_gemm(const jaxbw::SkinnyParams& p, uint32_t batch, DataType type, 
   };
   encode(gemm.a, p.a, p.a_pitch, p.a_matrix);
   encode(gemm.b, p.b, p.b_pitch, p.b_matrix);
+  encode(gemm.b_up, p.b_up, p.b_pitch, p.b_matrix);
   gemm.store_path = jaxbw::StorePath::kRows;
   gemm.batch_stride = uint64_t{p.m} * p.n;
   gemm.row_stride = p.n;

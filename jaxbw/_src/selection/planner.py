@@ -87,8 +87,8 @@ MESSAGES: Mapping[str, str] = {
     # of both
     "skinny": "block_m is {block_m}, few rows; sm90 takes that without cluster, split_k and "
     "swap_ab, and with cluster_k for parts of K",
-    "skinny_epilogue": "block_m is {block_m}, whose kernels have alpha, bias, a short activation "
-    "and a residual, and results of 16 bits and more: take a larger one",
+    "skinny_epilogue": "block_m is {block_m}, whose kernels have alpha, bias, a short "
+    "activation, a gate, and a residual, and results of 16 bits and more: take a larger one",
     "skinny_row": "{array} is one row of {bytes} bytes; where block_m is {block_m}, few rows, sm90 "
     "takes multiples of {unit}: take a larger one",
     "grouped_config": "the configuration has a cluster, split_k, swap_ab or raster 'n'; these "

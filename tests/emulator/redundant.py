@@ -255,12 +255,9 @@ _add(
     change="one arrival more",
 )
 
-# --- few rows: of the copies of the code, those of an instance; a cast's, and one of an epilogue.
+# --- few rows: of the copies of the code, those of an instance, for each kind of epilogue.
 _SKINNY_NN, _SKINNY_NT = SKINNY_NAMES
 _add(_ALIGNED, _SKINNY_NN, "setup", _BAR, 5, 7)
-_add(_ALIGNED, _SKINNY_NT, "setup", _BAR, 2)
-_ALL = "cp.async.wait_group 0 behind it, which waits for all copies"
-_add(_ALL, _SKINNY_NN, "load", "cp.async.commit_group", 15, 21)
-_EMPTY = "the last block's wait: groups behind it are empty"
-for _kernel, _waits in ((_SKINNY_NN, (11, 15)), (_SKINNY_NT, (1, 5))):
-    _add(_EMPTY, _kernel, "multiply", "cp.async.wait_group", *_waits, change="deleted")
+_add(_ALIGNED, _SKINNY_NT, "setup", _BAR, 1, 2, 3)
+_LAST_GROUP = "none: behind the last block's group there is no wait for groups"
+_add(_LAST_GROUP, _SKINNY_NN, "load", "cp.async.commit_group", 15, 21)

@@ -99,7 +99,10 @@ def stage_of(work: Workload, machine: Machine, table: Candidates, cut: Grid) -> 
     a, b = a_used / table.cluster_n * work.a_share, b_share * work.b_share
     slow = machine.straddle_slowdown
     straddled = a * (slow if work.a_straddles else 1)
-    straddled = straddled + b_read * b * (slow if work.b_straddles else 1)
+    # Along its rows, every second tile of 96 or 160 columns begins in the middle of a line.
+    halves = (work.b_major == Major.MN) & (columns * work.itemsize % SPAN_BYTES != 0)
+    b_slow = slow if work.b_straddles else np.where(halves, (1 + slow) / 2, 1.0)
+    straddled = straddled + b_read * b * b_slow
 
     remote = np.where(table.ctas > 1, machine.remote_cycles, 0.0)
     pair, single = machine.mma_pair_latency_cycles, machine.mma_latency_cycles

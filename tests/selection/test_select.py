@@ -104,7 +104,8 @@ EPILOGUES = {
         residual=np.dtype("bfloat16"),
         save=True,
     ),
-    "gated": Epilogue(activation="silu", gated=True, save=True),
+    "gated": Epilogue(activation="silu", gated=True),
+    "gated, saved": Epilogue(activation="silu", gated=True, save=True),
 }
 
 

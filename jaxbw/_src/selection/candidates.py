@@ -125,7 +125,8 @@ def candidates(
     plans = bases.plans(family, problem, swap_ab=swap_ab)
     installed = [place for place, name in enumerate(kernel_names()) if name in instances]
     bases = replace(bases, stages=plans["stages"])
-    bases = bases.take((plans["legal"] == 1) & np.isin(plans["kernel"], installed))
+    kept = (plans["legal"] == 1) & np.isin(plans["kernel"], installed)
+    bases, unsplit = bases.take(kept), plans["skinny"][kept] == 1
     if whole:
         return bases
     splits = [(split, 0) for split in FAMILIES[family].splits]
@@ -133,7 +134,8 @@ def candidates(
     rows = bases.take(np.tile(np.arange(len(bases)), len(splits)))
     split_k, split_tail = (np.repeat(column, len(bases)) for column in np.array(splits).T)
     rows = replace(rows, split_k=split_k, split_tail=split_tail)
-    return rows.take((rows.cluster_k == 1) | (rows.split_k == 1))
+    may_split = (rows.cluster_k == 1) & ~np.tile(unsplit, len(splits))
+    return rows.take(may_split | (rows.split_k == 1))
 
 
 def _bases(family: str, itemsize: int) -> Candidates:

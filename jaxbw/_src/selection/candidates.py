@@ -125,8 +125,7 @@ def candidates(
     plans = bases.plans(family, problem, swap_ab=swap_ab)
     installed = [place for place, name in enumerate(kernel_names()) if name in instances]
     bases = replace(bases, stages=plans["stages"])
-    kept = (plans["legal"] == 1) & np.isin(plans["kernel"], installed)
-    bases, unsplit = bases.take(kept), plans["skinny"][kept] == 1
+    bases = bases.take((plans["legal"] == 1) & np.isin(plans["kernel"], installed))
     if whole:
         return bases
     splits = [(split, 0) for split in FAMILIES[family].splits]
@@ -134,7 +133,8 @@ def candidates(
     rows = bases.take(np.tile(np.arange(len(bases)), len(splits)))
     split_k, split_tail = (np.repeat(column, len(bases)) for column in np.array(splits).T)
     rows = replace(rows, split_k=split_k, split_tail=split_tail)
-    may_split = (rows.cluster_k == 1) & ~np.tile(unsplit, len(splits))
+    in_two = replace(bases, split_k=np.full(len(bases), 2)).plans(family, problem, swap_ab=swap_ab)
+    may_split = (rows.cluster_k == 1) & np.tile(in_two["legal"] == 1, len(splits))
     return rows.take(may_split | (rows.split_k == 1))
 
 

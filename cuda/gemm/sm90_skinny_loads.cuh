@@ -15,8 +15,8 @@ struct BlockExtent {
 };
 
 // Blocks of an operand, [kRows, kElements] as they lie in memory, one behind the other along K, which kThreads bring
-// into stages of kStageBytes. What lies outside of the operand becomes zeros. With kHalves a block is two beside each
-// other, each with half of the columns of D: that of an operand like it comes behind.
+// into stages of kStageBytes. What lies outside of the operand becomes zeros. With kHalves half of a block's columns of
+// D are this operand's, and behind them come as many of a second one like it.
 template <uint32_t kRows, uint32_t kElements, Major kMajor, uint32_t kThreads, uint32_t kStageBytes,
           bool kHalves = false>
 class BlockLoads {

@@ -94,9 +94,9 @@ def samples(paths: Sequence[pathlib.Path], device: Device) -> list[Sample]:
         for matmul, row in xla_times.read(path).items()
         if replace(device, name=row["device"]).machine == device.machine
     }
-    in_suite, found = suite(), []
+    of_benchmark, found = suite(), []
     for matmul, row in rows.items():
-        if (matmul.m, matmul.n, matmul.k) in in_suite or "kernel" not in row["us"]:
+        if (matmul.m, matmul.n, matmul.k) in of_benchmark or "kernel" not in row["us"]:
             continue
         if xla.kind(matmul.problem) is None:
             continue

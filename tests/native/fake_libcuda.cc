@@ -30,6 +30,7 @@
 
 namespace {
 
+using fake::activate;
 using fake::load;
 using fake::store;
 using jaxbw::DataType;
@@ -436,7 +437,7 @@ void compute(const GemmParams& p, const jaxbw::BlockScales& blocks = {}) {
         float z = matmul(b, e.b_scales, i, j, batch);
         if (e.c.data != nullptr) z += beta * load_operand(e.c, index);
         if (e.bias.data != nullptr) z += load_operand(e.bias, e.bias_along_m != 0 ? i : j);
-        float value = fake::activate(e.activation, z);
+        float value = activate(e.activation, z);
         if (p.saved_output[0].data != nullptr) {
           store(p.saved_output[0].type, result_element(p, p.saved[0], p.saved_output[0], i, j, batch), z);
         }

@@ -507,6 +507,7 @@ BROKEN: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "skinny": ("sm90", {}, {"block_m": 16, "split_k": 2}),
     "skinny, cluster": ("sm90", {}, {"block_m": 16, "cluster": (1, 2)}),
     "skinny_epilogue": ("sm90", {"save": True}, {"block_m": 16}),
+    "gated_columns_sm90, few rows": ("sm90", {"gated": True}, {"block_m": 16, "block_n": 64}),
     "skinny_epilogue, c": ("sm90", {"c": DataType.F32}, {"block_m": 16}),
     "skinny_epilogue, 8 bits": ("sm90", {"output": DataType.E4M3}, {"block_m": 16}),
     "skinny_row": ("sm90", {"m": 1, "k": 65}, {"block_m": 16}),

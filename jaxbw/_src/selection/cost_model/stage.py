@@ -99,7 +99,8 @@ def stage_of(work: Workload, machine: Machine, table: Candidates, cut: Grid) -> 
     a, b = a_used / table.cluster_n * work.a_share, b_share * work.b_share
     slow = machine.straddle_slowdown
     straddled = a * (slow if work.a_straddles else 1)
-    # Along its rows, every second tile of 96 or 160 columns begins in the middle of a line.
+    # Along its rows, every second tile of 96 or 160 columns begins in the middle of a line; one of
+    # 32 asks for half a line.
     halves = (work.b_major == Major.MN) & (columns * work.itemsize % SPAN_BYTES != 0)
     b_slow = slow if work.b_straddles else np.where(halves, (1 + slow) / 2, 1.0)
     straddled = straddled + b_read * b * b_slow

@@ -40,7 +40,7 @@ from jaxbw._src.selection.tuned.trees import Forest
 from measuring import measurements
 from measuring.measurements import Floats, Group, Measurements, geometric_mean
 from measuring.nvidia import Heuristic
-from measuring.samples import FOLDS, SLOW, Sample, grow
+from measuring.samples import FOLDS, Sample, grow
 
 Price = Callable[[Machine, Measurements, Group], Costs]
 Counted = tuple[Measurements, NDArray[np.bool_]]  # a matmul, and which configurations count
@@ -135,11 +135,8 @@ class Rated:
     def sample(self) -> Sample:
         """What trees are grown from, as `samples.sample` has it."""
         each, counts = self.measured, self.counts
-        weights = each.slower[counts] ** -SLOW
-        weights /= weights.sum()
-        errors = np.log(each.microseconds[counts] * 1000 / self.totals[counts])
         sizes = each.matmul.m, each.matmul.n, each.matmul.k
-        return Sample(sizes, self.rows[counts], errors - weights @ errors, weights)
+        return Sample.of(sizes, self.rows[counts], each.slower[counts], self.totals[counts])
 
     def lost(self, trees: Forest | None) -> float:
         """The time of what is rated best over the least, corrected as in `tuned.Table`."""

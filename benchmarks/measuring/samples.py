@@ -75,9 +75,9 @@ class Loss:
     A configuration of a matmul is chosen with a probability that falls with its rated time, by a
     factor of e for `RATED`. It should be with one that falls with its measured time, by a factor of
     e for `LOST`. The loss is the cross entropy of the two (ListNet: Z. Cao et al., Learning to
-    Rank: From Pairwise Approach to Listwise Approach, ICML 2007), and `LEVEL` of the square error
-    of the times. By square errors alone choices lose a third more: trees spend themselves on
-    configurations that nobody would choose.
+    Rank: From Pairwise Approach to Listwise Approach, ICML 2007), and `LEVEL` of half the square
+    error of the times, in units of `RATED`. By square errors alone choices lose a third more: trees
+    spend themselves on configurations that nobody would choose.
     """
 
     RATED = 0.1
@@ -92,6 +92,7 @@ class Loss:
         self._matmul = np.repeat(np.arange(len(counts)), counts)
         self._errors = np.concatenate([each.errors for each in samples])
         self._weights = np.concatenate([each.weights for each in samples])
+        self._pull = self.LEVEL / self.RATED * self._weights
         lost = np.concatenate([each.lost for each in samples])
         self._modelled = lost - self._errors  # logarithms, but for a number that a matmul has
         self._wanted = self._probabilities(lost, self.LOST)
@@ -101,16 +102,12 @@ class Loss:
         found = np.exp((least - logarithms) / unit)
         return found / np.add.reduceat(found, self._starts)[self._matmul]
 
-    def __call__(self, factors: Floats, _: lightgbm.Dataset) -> tuple[Floats, Floats]:
+    def __call__(self, factors: Floats, _: object) -> tuple[Floats, Floats]:
         """The gradient and the curvature, both times RATED, at these logarithms of factors."""
         chosen = self._probabilities(self._modelled + factors, self.RATED)
-        slope = (
-            self._wanted
-            - chosen
-            + self.LEVEL / self.RATED * self._weights * (factors - self._errors)
-        )
+        slope = self._wanted - chosen + self._pull * (factors - self._errors)
         curvature = np.maximum(chosen * (1 - chosen), self.LEAST * self._wanted) / self.RATED
-        return slope, curvature + self.LEVEL / self.RATED * self._weights + 1e-6
+        return slope, curvature + self._pull + 1e-6
 
     def level(self, factors: Floats) -> float:
         """By how much these logarithms are too large in the mean over matmuls."""

@@ -5,9 +5,13 @@ import subprocess
 import sys
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import pytest
 
+import jaxbw
 from jaxbw._src.lab.cli.main import main
+from jaxbw._src.selection.tuned_matmuls import config_from_json
 
 
 def run(*arguments: str) -> "subprocess.CompletedProcess[str]":
@@ -48,7 +52,9 @@ def test_json_has_everything(capsys: pytest.CaptureFixture[str]) -> None:
         capsys, "8", "8192", "8192", "--device", "H200", "--implementation", "kernel"
     )
     assert answer["implementation"] == "sm90"
-    assert answer["config"]["swap_ab"] is True
+    x, w = (jax.ShapeDtypeStruct(shape, jnp.bfloat16) for shape in ((8, 8192), (8192, 8192)))
+    choice = jaxbw.explain(x, w, implementation="kernel", device="H200")
+    assert config_from_json(answer["config"]) == choice.config
     assert answer["candidates"][0]["config"] == answer["config"]
     cost = answer["cost"]
     parts = ("main_loop", "epilogue", "fixed", "split", "repack", "tuned")

@@ -58,8 +58,7 @@ def rematch(
 ) -> dict[GemmConfig, float]:
     """New times of some configurations, whose times were these; all in microseconds."""
     launches = {each: launch_of(bench, matmul.problem, device, each) for each in times}
-    once = sum(times.values()) * (1 + REMATCH.repeats)
-    rounds = min(REMATCH.final_rounds, max(2, int(REMATCH.seconds * 1e6 / once)))
+    rounds = REMATCH.visits(REMATCH.final_rounds, times.values())
     return rotated(bench, launches, times, rounds, REMATCH.repeats, seed=1)
 
 

@@ -4,11 +4,11 @@
 
 Reads what measure_configs.py wrote, several files where there are (of a matmul that two have, the
 later one counts), and grows regression trees (LightGBM) for the logarithms of measured over
-modelled times. Configurations are compared with others of the same matmul only: each matmul's
-errors are taken from their mean, and slow configurations weigh little. Of several tile orders of a
-configuration the one counts that selection would give it: the mean of all would tell against those
-of which several were measured. It also tells what choices lose without a table, and with one from
-matmuls of other sizes: a part of them is left out in turn.
+modelled times, so that choices lose little (measuring/samples.py: Loss). Configurations are
+compared with others of the same matmul only, and slow ones weigh little. Of several tile orders of
+a configuration the one counts that selection would give it: the mean of all would tell against
+those of which several were measured. It also tells what choices lose without a table, and with one
+from matmuls of other sizes: a part of them is left out in turn.
 """
 
 from __future__ import annotations

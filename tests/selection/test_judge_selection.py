@@ -48,7 +48,7 @@ def test_the_table_is_judged_beside_the_model(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_a_lucky_time_does_not_count_twice() -> None:
-    """The least of many medians is the luckiest: 1.02 was lost where every time was the same."""
+    """The least of many medians is the luckiest, which no choice can be."""
     gpu = MadeUpGpu(lambda config: 10.0)
     measured = measure(gpu, MATMUL.problem, H200, Effort(count=30))
     lucky = [*measured[:-1], replace(measured[-1], microseconds=9.0)]

@@ -65,6 +65,11 @@ class Effort:
     final_rounds: int = 8
     seconds: float = 0.4
 
+    def visits(self, most: int, expected: Iterable[float]) -> int:
+        """To each of some configurations, whose times in microseconds are expected."""
+        once = sum(expected) * (1 + self.repeats)
+        return min(most, max(2, int(self.seconds * 1e6 / once)))
+
 
 def measure(
     bench: Bench, problem: Matmul, device: Device, effort: Effort, seed: int = 0
@@ -87,8 +92,7 @@ def measure(
 
     def timed(configs: Iterable[GemmConfig], most: int) -> dict[GemmConfig, float]:
         chosen = {config: launches[config] for config in configs}
-        once = sum(modelled[config] for config in chosen) * (1 + effort.repeats)
-        rounds = min(most, max(2, int(effort.seconds * 1e6 / once)))
+        rounds = effort.visits(most, (modelled[config] for config in chosen))
         return rotated(bench, chosen, modelled, rounds, effort.repeats, seed)
 
     times = timed(launches, effort.rounds)

@@ -3,7 +3,8 @@
 A table corrects the model, it does not replace it: it is a row of regression trees whose leaves,
 each a range of sizes, of configurations and of what the model says of them (`features`), add up to
 the logarithm of a factor: by how much longer such configurations took than modelled, or less long,
-beside others of the same matmul. (Gradient boosting: J. H. Friedman, Greedy Function
+beside others of the same matmul. They are grown so that choices by them lose little, which matters
+more than the times of slow configurations. (Gradient boosting: J. H. Friedman, Greedy Function
 Approximation, Annals of Statistics 29, 2001.) `benchmarks/tune_selection.py` makes the tables from
 what `benchmarks/measure_configs.py` measured. Matmuls that are smaller or larger than all of those
 are left to the model.

@@ -1,4 +1,4 @@
-"""Measured matmuls as the regression sees them, and the trees that LightGBM grows from them."""
+"""Measured matmuls as trees learn from them, and the trees that LightGBM grows."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ GROWTH: dict[str, Any] = {
     "max_depth": 12,  # steps for every row: see Forest.total
     "min_data_in_leaf": 15,  # configurations, of some 90 of a matmul
     "min_sum_hessian_in_leaf": 1e-3,
-    "lambda_l2": 2.0,  # a matmul has a curvature of one at most
+    "lambda_l2": 2.0,  # beside a matmul's curvature, (1 + LEVEL) / RATED at most but for LEAST
     "feature_fraction": 0.8,
     "deterministic": True,
     "force_row_wise": True,  # or it measures which is quicker, and may differ
@@ -76,8 +76,9 @@ class Loss:
     factor of e for `RATED`. It should be with one that falls with its measured time, by a factor of
     e for `LOST`. The loss is the cross entropy of the two (ListNet: Z. Cao et al., Learning to
     Rank: From Pairwise Approach to Listwise Approach, ICML 2007), and `LEVEL` of half the square
-    error of the times, in units of `RATED`. By square errors alone choices lose a third more: trees
-    spend themselves on configurations that nobody would choose.
+    error of the times, in units of `RATED`, which keeps the level of the model: where XLA is
+    weighed, absolute times count. By square errors alone choices lose a third more: trees spend
+    themselves on configurations that nobody would choose.
     """
 
     RATED = 0.1
@@ -91,8 +92,8 @@ class Loss:
         self._starts = counts.cumsum() - counts
         self._matmul = np.repeat(np.arange(len(counts)), counts)
         self._errors = np.concatenate([each.errors for each in samples])
-        self._weights = np.concatenate([each.weights for each in samples])
-        self._pull = self.LEVEL / self.RATED * self._weights
+        weights = np.concatenate([each.weights for each in samples])
+        self._pull = self.LEVEL / self.RATED * weights
         lost = np.concatenate([each.lost for each in samples])
         self._modelled = lost - self._errors  # logarithms, but for a number that a matmul has
         self._wanted = self._probabilities(lost, self.LOST)
@@ -109,10 +110,6 @@ class Loss:
         curvature = np.maximum(chosen * (1 - chosen), self.LEAST * self._wanted) / self.RATED
         return slope, curvature + self._pull + 1e-6
 
-    def level(self, factors: Floats) -> float:
-        """By how much these logarithms are too large in the mean over matmuls."""
-        return float(self._weights @ factors) / len(self._starts)
-
 
 def grow(samples: Sequence[Sample]) -> dict[str, NDArray[Any]]:
     """The trees that some matmuls give, as a table's file has them."""
@@ -120,14 +117,10 @@ def grow(samples: Sequence[Sample]) -> dict[str, NDArray[Any]]:
     loss = Loss(samples)
     data = lightgbm.Dataset(rows, np.zeros(len(rows)))
     roots: list[Mapping[str, Any]] = []
-    levels = []
     for seed in SEEDS:
         grown = lightgbm.train(GROWTH | {"objective": loss, "seed": seed}, data, TREES)
-        levels.append(loss.level(np.asarray(grown.predict(rows))))
         roots += [each["tree_structure"] for each in grown.dump_model()["tree_info"]]
-    # The loss hardly knows the level, which counts where XLA is weighed: a tree of a leaf sets it.
-    level = {"leaf_value": -sum(levels)}
-    return as_columns([*roots, level], len(SEEDS))
+    return as_columns(roots, len(SEEDS))
 
 
 def as_columns(roots: Sequence[Mapping[str, Any]], forests: int = 1) -> dict[str, NDArray[Any]]:

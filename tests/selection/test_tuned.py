@@ -288,7 +288,7 @@ def test_the_slope_is_that_of_the_loss() -> None:
 
 
 def test_the_level_of_a_table_is_the_models() -> None:
-    """Where XLA is weighed, absolute times count, which the loss hardly knows."""
+    """Where XLA is weighed, absolute times count: choices alone leave them free."""
     seen = [samples.sample(H200, each) for each in measurements(8)]
     trees = Forest.of(samples.grow(seen), len(FEATURES))
     means = [each.weights @ trees.total(each.rows) for each in seen]

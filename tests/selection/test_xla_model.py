@@ -62,8 +62,8 @@ def says(monkeypatch: pytest.MonkeyPatch) -> Says:
     model = XlaModel.of(ENTRY)
     monkeypatch.setattr(xla, "_load", lambda name: model)
 
-    def say(us: float, at_most: float) -> None:
-        monkeypatch.setattr(XlaModel, "time", lambda self, problem: XlaTime(us, at_most))
+    def say(us: float, with_margin: float) -> None:
+        monkeypatch.setattr(XlaModel, "time", lambda self, problem: XlaTime(us, with_margin))
 
     return say
 
@@ -188,8 +188,8 @@ def test_the_trees_correct_the_formula() -> None:
         assert model.time(problem(m)) == pytest.approx((us, us * margin))
     # Rows of lhs, of rhs and the result: where they are not aligned, there have to be few.
     for odd in (problem(8, k=511), problem(8, n=127)):
-        us, at_most = model.time(odd)
-        assert at_most == pytest.approx(2 * us)
+        us, with_margin = model.time(odd)
+        assert with_margin == pytest.approx(2 * us)
         assert model.covers(odd)
     assert not model.covers(problem(65, n=127))
 

@@ -66,7 +66,7 @@ class Effort:
     seconds: float = 0.4
 
     def visits(self, most: int, expected: Iterable[float]) -> int:
-        """To each of some configurations, whose times in microseconds are expected."""
+        """How often configurations of these expected times are visited: so often at most."""
         once = sum(expected) * (1 + self.repeats)
         return min(most, max(2, int(self.seconds * 1e6 / once)))
 

@@ -43,14 +43,14 @@ class XlaTime(NamedTuple):
     """Microseconds: what is expected, and with the margin to be compared with a kernel's."""
 
     us: float
-    at_most: float
+    with_margin: float
 
     def is_quicker_than(self, us: float) -> bool:
         """Whether XLA takes the place of a kernel of this time."""
-        return us > ADVANTAGE * self.at_most
+        return us > ADVANTAGE * self.with_margin
 
     def __str__(self) -> str:
-        return f"{self.us:.2f} us, with its margin {self.at_most:.2f}"
+        return f"{self.us:.2f} us, with its margin {self.with_margin:.2f}"
 
 
 @dataclass(frozen=True, eq=False)

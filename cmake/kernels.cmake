@@ -1,4 +1,4 @@
-# The kernels: cuda/kernels.toml -> <source>.cu -> nvcc -> <source>.ptx -> <name>.ptx -> ptxas -> <name>.cubin, and
+# The kernels: cuda/kernels.toml -> <source>.cu -> nvcc -> <source>.ptx -> ptxas, for each instance -> <name>.cubin, and
 # manifest.json. The package has the PTX of sources: that of their instances differs in a number (kernel_table.py).
 # Each step is a command of its own, so that ninja runs them in parallel and again only when needed.
 set(generate "${CMAKE_CURRENT_SOURCE_DIR}/cuda/kernels/generate.py")
@@ -6,7 +6,7 @@ set(assemble "${CMAKE_CURRENT_SOURCE_DIR}/cuda/kernels/assemble.py")
 set(table "${CMAKE_CURRENT_SOURCE_DIR}/cuda/kernels.toml")
 set(work_dir "${CMAKE_CURRENT_BINARY_DIR}/kernels")
 set(kernel_dir "${JAXBW_PACKAGE_DIR}/kernels")
-file(MAKE_DIRECTORY "${work_dir}/instances" "${kernel_dir}")
+file(MAKE_DIRECTORY "${work_dir}" "${kernel_dir}")
 
 # The table says which instances there are: configure again when it, or what reads it, changes.
 set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS
@@ -33,10 +33,10 @@ foreach(instance IN LISTS instances)
   list(GET instance 0 name)
   list(GET instance 1 arch)
   list(GET instance 2 source_name)
+  list(REMOVE_AT instance 0 1 2)
   string(REPLACE "sm_" "compute_" virtual_arch "${arch}")
   set(source "${work_dir}/${source_name}.cu")
   set(source_ptx "${kernel_dir}/${source_name}.ptx")
-  set(ptx "${work_dir}/instances/${name}.ptx")
   set(cubin "${kernel_dir}/${name}.cubin")
   set(report "${work_dir}/${name}.ptxas")
 
@@ -48,19 +48,11 @@ foreach(instance IN LISTS instances)
     list(APPEND compiled "${source_name}")
     list(APPEND products "${source_ptx}")
   endif()
-  if(name STREQUAL source_name)
-    set(ptx "${source_ptx}")
-  else()
-    add_custom_command(
-      OUTPUT "${ptx}"
-      COMMAND "${Python_EXECUTABLE}" "${generate}" ptx ${name} --table "${table}" --input "${source_ptx}" --output "${ptx}"
-      DEPENDS "${source_ptx}" "${generate}" VERBATIM COMMENT "")
-  endif()
   add_custom_command(
     OUTPUT "${cubin}" "${report}"
-    COMMAND "${Python_EXECUTABLE}" "${assemble}" --ptxas "${JAXBW_PTXAS}" --arch ${arch} --report "${report}"
-            --output "${cubin}" "${ptx}" -- ${ptxas_flags}
-    DEPENDS "${ptx}" "${assemble}" VERBATIM COMMENT "ptxas ${name}")
+    COMMAND "${Python_EXECUTABLE}" "${assemble}" --ptxas "${JAXBW_PTXAS}" --arch ${arch} --replace ${instance}
+            --report "${report}" --output "${cubin}" "${source_ptx}" -- ${ptxas_flags}
+    DEPENDS "${source_ptx}" "${assemble}" VERBATIM COMMENT "ptxas ${name}")
   list(APPEND reports "${report}")
   list(APPEND products "${cubin}")
 endforeach()

@@ -96,15 +96,31 @@ JAXBW_DEVICE void with_type(DataType type, const Function& function) {
       return function.template operator()<DataType::kF32>();
     case DataType::kE4M3:
     case DataType::kE5M2:
-      break;  // operands, and D: see with_result_type()
+      break;  // operands, and D: see with_size()
   }
 }
 
-// The same, of a type that D may have: kE4M3 stands for both of 8 bits, which float8_pair() tells apart.
-template <typename Function>
-JAXBW_DEVICE void with_result_type(DataType type, const Function& function) {
-  if (is_8bit(type)) return function.template operator()<DataType::kE4M3>();
-  with_type(type, function);
+// The same, of a type of kSize bytes, two or four.
+template <uint32_t kSize, typename Function>
+JAXBW_DEVICE void with_type_of_size(DataType type, const Function& function) {
+  if constexpr (kSize == 4) {
+    function.template operator()<DataType::kF32>();
+  } else {
+    static_assert(kSize == 2);
+    if (type == DataType::kBF16) return function.template operator()<DataType::kBF16>();
+    function.template operator()<DataType::kF16>();
+  }
+}
+
+// Calls function.operator()<bytes>(), of an element of D. Of two types of one size, what stores them is the same code.
+// kMayBe8Bit: else it is known to be no type of 8 bits.
+template <bool kMayBe8Bit = true, typename Function>
+JAXBW_DEVICE void with_size(DataType type, const Function& function) {
+  if (type == DataType::kF32) return function.template operator()<4>();
+  if constexpr (kMayBe8Bit) {
+    if (is_8bit(type)) return function.template operator()<1>();
+  }
+  function.template operator()<2>();
 }
 
 // Two elements of a D of 8 bits, `low` in the low byte. Conversions saturate: behind the code of the largest number

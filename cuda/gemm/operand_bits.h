@@ -1,6 +1,6 @@
-// The type and layout of operands of 16 bits, of a kernel that is compiled to PTX once for all of them. There a name
-// stands for what its instances differ in; the build writes a number in its place (Kernel.ptx in kernel_table.py), and
-// ptxas drops the instructions of the other instances.
+// What the instances of a kernel differ in that is compiled to PTX once for all of them: a number, in whose place a
+// name stands there. The build writes the number (Kernel.ptx in kernel_table.py), and ptxas drops the instructions of
+// the other instances.
 #pragma once
 
 #include "params.h"
@@ -8,16 +8,24 @@
 
 namespace jaxbw {
 
+JAXBW_DEVICE uint32_t number_of_instance() {
+  uint32_t number;
+  asm("mov.u32 %0, 0x4a584257;" : "=r"(number));
+  return number;
+}
+
+// sm_90: the type and layout of operands of 16 bits.
 class OperandBits {
  public:
-  JAXBW_DEVICE OperandBits() { asm("mov.u32 %0, 0x4a584257;" : "=r"(bits_)); }
-
   JAXBW_DEVICE Major a_major() const { return (bits_ & 1) != 0 ? Major::kMN : Major::kK; }
   JAXBW_DEVICE Major b_major() const { return (bits_ & 2) != 0 ? Major::kMN : Major::kK; }
   JAXBW_DEVICE DataType type() const { return (bits_ & 4) == 0 ? DataType::kBF16 : DataType::kF16; }
 
  private:
-  uint32_t bits_;
+  uint32_t bits_ = number_of_instance();
 };
+
+// sm_100: log2 of the bytes of an element, which says of which kind operands are.
+JAXBW_DEVICE uint32_t element_log2_of_instance() { return number_of_instance(); }
 
 }  // namespace jaxbw

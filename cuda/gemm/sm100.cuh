@@ -24,7 +24,10 @@
 // tcgen05_fence_before_sync ahead of the arrivals (PTX 9.7.16.6.4).
 #pragma once
 
+#include <type_traits>
+
 #include "gemm/descriptors.h"
+#include "gemm/operand_bits.h"
 #include "gemm/request_parameters.h"
 #include "gemm/sm100_context.h"
 #include "gemm/sm100_epilogue.cuh"
@@ -34,10 +37,15 @@
 
 namespace jaxbw::sm100 {
 
-using Kind = ptx::UmmaKind;
-
-constexpr uint32_t element_bytes(Kind kind) { return kind == Kind::k16Bit ? 2 : kind == Kind::kTf32 ? 4 : 1; }
 constexpr bool is_mx(Kind kind) { return kind == Kind::kMx8Bit || kind == Kind::kMx4Bit; }
+
+// Calls function.operator()<Kind>(), of operands that have no scales of blocks.
+template <typename Function>
+JAXBW_DEVICE void with_kind(uint32_t log2, const Function& function) {
+  if (log2 == element_log2(Kind::k16Bit)) return function.template operator()<Kind::k16Bit>();
+  if (log2 == element_log2(Kind::k8Bit)) return function.template operator()<Kind::k8Bit>();
+  function.template operator()<Kind::kTf32>();
+}
 
 enum Warp : uint32_t { kLoadWarp = 0, kMultiplyWarp = 1, kScheduleWarp = 2, kTmemWarp = 3, kFirstEpilogueWarp = 4 };
 static_assert(kFirstEpilogueWarp % 4 == 0, "epilogue warp w reaches the TMEM lanes 32 (w % 4) ...");
@@ -199,18 +207,20 @@ JAXBW_DEVICE MxResult mx_result(const Params& argument) {
   return MxResult(argument.d_scales, accumulator_step(argument));
 }
 
-// The argument: MxParams of kMx8Bit, Mx4BitParams of kMx4Bit, which is both of 4 bits, GemmParams of others.
-template <uint32_t kCtaGroup, Kind kKind, typename Argument>
+// The argument: MxParams of 8 bits in an MX format, Mx4BitParams of both formats of 4 bits, GemmParams of others, of
+// which an instance has one kind.
+template <uint32_t kCtaGroup, typename Argument>
 JAXBW_DEVICE void gemm(const Argument& argument, ProfileArgument profile = {}) {
+  constexpr bool kMx = !std::is_same_v<Argument, GemmParams>;
   const GemmParams& params = gemm_params(argument);
   extern __shared__ __align__(kSwizzleAtom) uint8_t shared_memory[];
   ClusterShape cluster = params.cluster;
   cluster.cta_group = kCtaGroup;  // known at compile time
-  if constexpr (is_mx(kKind)) cluster.k = divisor(1);
+  if constexpr (kMx) cluster.k = divisor(1);
   const Context context{{params, cluster, ptx::cluster_rank(),
                          storage_layout(params.block_m / kCtaGroup, params.b_columns, params.k_spans, kSm100Epilogue),
                          ptx::shared_address(shared_memory), Profile(profile)},
-                        element_bytes(kKind)};
+                        kMx ? 0 : element_log2_of_instance()};
   const uint32_t warp = ptx::warp_index();
   uint32_t tmem = 0;
 
@@ -233,15 +243,18 @@ JAXBW_DEVICE void gemm(const Argument& argument, ProfileArgument profile = {}) {
   }
 
   if (warp == kMultiplyWarp) {
-    if constexpr (is_mx(kKind)) {
+    if constexpr (kMx) {
       if (context.leads_group()) multiply_scaled<kCtaGroup, MxTiles>(argument, context, tmem);
     } else if (context.leads_group()) {
-      with_bool(params.k_spans == 1, [&]<bool kOneSpan>() {
-        if (context.mma_tiles() == 1) {
-          multiply_tiles<kCtaGroup, kKind, 1, kOneSpan>(context, tmem);
-        } else {
-          multiply_tiles<kCtaGroup, kKind, 2, kOneSpan>(context, tmem);
-        }
+      with_kind(context.element_log2, [&]<Kind kKind>() {
+        const Context of_kind = context.of_kind(kKind);
+        with_bool(params.k_spans == 1, [&]<bool kOneSpan>() {
+          if (context.mma_tiles() == 1) {
+            multiply_tiles<kCtaGroup, kKind, 1, kOneSpan>(of_kind, tmem);
+          } else {
+            multiply_tiles<kCtaGroup, kKind, 2, kOneSpan>(of_kind, tmem);
+          }
+        });
       });
     }
   } else if (warp == kScheduleWarp) {

@@ -1,6 +1,8 @@
 // What every role of the sm_100 kernel knows: the barriers, the tile's parts, and the stream of work items.
 #pragma once
 
+#include <bit>
+
 #include "gemm/kernel_context.h"
 #include "gemm/pipeline.h"
 #include "gemm/storage.h"
@@ -33,13 +35,18 @@ struct Control {
 };
 static_assert(sizeof(Control) <= kControlBytes);
 
+using Kind = ptx::UmmaKind;
+
+// Of the bytes of an element.
+constexpr uint32_t element_log2(Kind kind) { return kind == Kind::k16Bit ? 1 : kind == Kind::kTf32 ? 2 : 0; }
+
 // Steps along K.
 struct KBlocks {
   uint32_t first, count;
 };
 
 struct Context : KernelContext<kSm100Epilogue> {
-  uint32_t element_bytes;  // of the operands
+  uint32_t element_log2;  // of an operand's element, of its bytes; a division by what only ptxas knows would stay one
 
   JAXBW_DEVICE RingBarriers stages() const {
     return {control(offsetof(Control, stage_full)), control(offsetof(Control, stage_empty))};
@@ -75,16 +82,20 @@ struct Context : KernelContext<kSm100Epilogue> {
     return tile(kKMajorOnly ? Major::kK : params.b_major, params.b_columns);
   }
   JAXBW_DEVICE OperandTile tile(Major major, uint32_t extent) const {
-    if (major == Major::kK) return {major, element_bytes, kSwizzleSpan, extent, params.k_spans};
-    return {major, element_bytes, kSwizzleSpan, block_k(), extent / span()};
+    if (major == Major::kK) return {major, element_bytes(), kSwizzleSpan, extent, params.k_spans};
+    return {major, element_bytes(), kSwizzleSpan, block_k(), spans(extent)};
   }
 
   // Steps of the main loop over all of K; each fills one stage, and is this many elements deep.
-  JAXBW_DEVICE uint32_t span() const { return kSwizzleSpan / element_bytes; }
+  JAXBW_DEVICE uint32_t element_bytes() const { return 1 << element_log2; }
+  JAXBW_DEVICE uint32_t span() const { return kSwizzleSpan >> element_log2; }
+  JAXBW_DEVICE uint32_t spans(uint32_t elements) const {
+    return elements >> (std::countr_zero(kSwizzleSpan) - element_log2);
+  }
   JAXBW_DEVICE uint32_t block_k() const { return params.k_spans * span(); }
   JAXBW_DEVICE uint32_t k_blocks() const {
-    const uint32_t spans = (params.k + span() - 1) / span();
-    return params.k_spans == 1 ? spans : (spans + params.k_spans - 1) / params.k_spans;  // a division is slow
+    const uint32_t of_k = spans(params.k + span() - 1);
+    return params.k_spans == 1 ? of_k : (of_k + params.k_spans - 1) / params.k_spans;  // a division is slow
   }
 
   // Of these, a work item's, or where CTAs of the cluster divide it, this CTA's.
@@ -98,6 +109,13 @@ struct Context : KernelContext<kSm100Epilogue> {
   // Number of this CTA's cluster in the grid, and how many there are.
   JAXBW_DEVICE uint32_t cluster_index() const { return blockIdx.x / cluster.ctas; }
   JAXBW_DEVICE uint32_t cluster_count() const { return gridDim.x / cluster.ctas; }
+
+  // The same context of operands of one kind, which the compiler then knows.
+  JAXBW_DEVICE Context of_kind(Kind kind) const {
+    Context context = *this;
+    context.element_log2 = jaxbw::sm100::element_log2(kind);
+    return context;
+  }
 
   // The same context where a cluster is one group, which the compiler then knows.
   template <uint32_t kCtaGroup>

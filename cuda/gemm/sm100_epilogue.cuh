@@ -101,14 +101,27 @@ JAXBW_DEVICE void stage_row(const uint32_t (&words)[kWords], uint32_t buffer, ui
   }
 }
 
-// Registers -> one of the results. `box`: where the warp's chunk starts in D.
-template <DataType kType, uint32_t kColumns>
+// Values of a type of kSize bytes as they are stored. Which type it is decides nothing else: so what stores them stands
+// in the code once for each size.
+template <uint32_t kSize, uint32_t kColumns>
+JAXBW_DEVICE void cast_to(const GemmParams& p, DataType type, const float (&values)[kColumns],
+                          uint32_t (&words)[kColumns * kSize / 4]) {
+  if constexpr (kSize == 1) {
+    cast<DataType::kE4M3>(p, values, words);
+  } else {
+    with_type_of_size<kSize>(type, [&]<DataType kType>() { cast<kType>(p, values, words); });
+  }
+}
+
+// Registers -> one of the results, of elements of kSize bytes. `box`: where the warp's chunk starts in D.
+template <uint32_t kSize, uint32_t kColumns>
 JAXBW_DEVICE void store_chunk(const float (&values)[kColumns], const GemmParams& p, StoreTarget target, StoreOrigin box,
                               uint32_t rows, StoreRing& stores) {
+  using Element = UnsignedOfSize<kSize>;
+  constexpr uint32_t kRowBytes = kColumns * kSize, kPerWord = 4 / kSize;
   const uint32_t lane = ptx::lane_index();
-  constexpr uint32_t kRowBytes = kColumns * size_bytes(kType);
   uint32_t words[kRowBytes / 4];
-  if constexpr (is_8bit(kType)) cast<kType>(p, values, words);
+  cast_to<kSize>(p, target.result.type, values, words);
   if (p.store_path == StorePath::kColumns) {  // neighbouring lanes are neighbours in memory
     const uint32_t row = box.row + lane;
     uint64_t index = element_index(p, row, box.column, box.batch);
@@ -116,19 +129,13 @@ JAXBW_DEVICE void store_chunk(const float (&values)[kColumns], const GemmParams&
 #pragma unroll
     for (uint32_t i = 0; i < kColumns; ++i, index += p.column_stride) {
       if (i >= columns) continue;
-      if constexpr (is_8bit(kType)) {
-        static_cast<uint8_t*>(target.result.data)[index] = static_cast<uint8_t>(words[i / 4] >> i % 4 * 8);
-      } else {
-        store_element<kType>(target.result.data, index, values[i]);
-      }
+      static_cast<Element*>(target.result.data)[index] =
+          static_cast<Element>(words[i / kPerWord] >> i % kPerWord * kSize * 8);
     }
-    return;
-  }
-  if constexpr (kRowBytes >= 16) {  // of 8 bits, narrower ones are columns
-    if constexpr (!is_8bit(kType)) cast<kType>(p, values, words);
+  } else if constexpr (kRowBytes >= 16) {  // of 8 bits, narrower ones are columns
     const uint32_t buffer = stores.acquire();
     if (lane < rows) stage_row<kRowBytes>(words, buffer);
-    stores.store<kType, kColumns>(target, box);
+    stores.store<kSize, kColumns>(target, box);
   }
 }
 
@@ -153,6 +160,8 @@ struct AccumulatorRelease {
 struct TileAlone {
   static constexpr bool kShared = false;
 };
+
+constexpr uint32_t kSavedUp = 1, kSavedResults = 2;  // of GemmParams::saved_output
 
 // What an epilogue warp does with one MMA tile of a work item. `source`: its slice of the accumulator. `box`: where the
 // slice starts in D.
@@ -223,25 +232,32 @@ JAXBW_DEVICE void finish_slice(const GemmParams& p, uint32_t source, const Accum
     if (e.c.data != nullptr) add_operand(z, p, e.c, beta, at);
     if (e.bias.data != nullptr) add_bias(z, p, at);
 
-    with_type(p.saved_output[0].type, [&]<DataType kType>() {
-      if (p.saved_output[0].data != nullptr)
-        store_chunk<kType>(z, p, {p.saved[0], p.saved_output[0]}, box, slice.rows, stores);
-      if (gated && p.saved_output[1].data != nullptr)
-        store_chunk<kType>(up, p, {p.saved[1], p.saved_output[1]}, box, slice.rows, stores);
-    });
-    activate<kColumns>(z, e.activation);
-    if (gated) {
+    // What is saved, then D: by one copy of the code that stores, which is most of a kernel.
+#pragma unroll 1
+    for (uint32_t result = 0; result <= kSavedResults; ++result) {
+      const bool is_output = result == kSavedResults, is_up = result == kSavedUp;
+      if (!is_output && (p.saved_output[result].data == nullptr || (is_up && !gated))) continue;
+      if (is_output) {
+        activate<kColumns>(z, e.activation);
+        if (gated) {
 #pragma unroll
-      for (uint32_t i = 0; i < kColumns; ++i) z[i] *= up[i];
+          for (uint32_t i = 0; i < kColumns; ++i) z[i] *= up[i];
+        }
+        if (e.residual.data != nullptr) add_operand(z, p, e.residual, 1.0f, at);
+        const auto inside = [&] { return row < p.m && box.column < p.n ? p.n - box.column : 0; };
+        if (out_scale.wanted()) out_scale.apply(z, inside());
+        if constexpr (Result::kOfMx && kColumns == kMxBlock) {
+          if (mx.wanted()) mx.apply(z, p, box.batch, row, box.column, inside());
+        }
+      }
+      float values[kColumns];
+#pragma unroll
+      for (uint32_t i = 0; i < kColumns; ++i) values[i] = gated && is_up ? up[i] : z[i];
+      const StoreTarget target =
+          is_output ? StoreTarget{&p.d, p.output} : StoreTarget{&p.saved[result], p.saved_output[result]};
+      with_size(target.result.type,
+                [&]<uint32_t kSize>() { store_chunk<kSize>(values, p, target, box, slice.rows, stores); });
     }
-    if (e.residual.data != nullptr) add_operand(z, p, e.residual, 1.0f, at);
-    const auto inside = [&] { return row < p.m && box.column < p.n ? p.n - box.column : 0; };
-    if (out_scale.wanted()) out_scale.apply(z, inside());
-    if constexpr (Result::kOfMx && kColumns == kMxBlock) {
-      if (mx.wanted()) mx.apply(z, p, box.batch, row, box.column, inside());
-    }
-    with_result_type(p.output.type,
-                     [&]<DataType kType>() { store_chunk<kType>(z, p, {p.d, p.output}, box, slice.rows, stores); });
   }
   out_scale.leave_maximum(box.batch);
 }

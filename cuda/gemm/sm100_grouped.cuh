@@ -308,7 +308,7 @@ JAXBW_DEVICE void grouped_gemm(const Params& launch, ProfileArgument profile = {
   const Context context{{p, cluster_shape(kCtaGroup, 1, kCtaGroup), kCtaGroup == 1 ? 0 : ptx::cluster_rank(),
                          storage_layout(p.block_m / kCtaGroup, p.b_columns, 1, kSm100Epilogue),
                          ptx::shared_address(shared_memory), Profile(profile)},
-                        element_bytes(kKind)};
+                        element_log2(kKind)};
   const uint32_t warp = ptx::warp_index();
   const bool contraction = !kGathered && !is_mx(kKind) && p.a_major == Major::kMN;
   uint32_t tmem = 0;

@@ -6,10 +6,10 @@
 
 namespace jaxbw::sm100 {
 
-constexpr uint32_t grouped_block_k(Kind kind) { return kSwizzleSpan / element_bytes(kind); }
+constexpr uint32_t grouped_block_k(Kind kind) { return kSwizzleSpan >> element_log2(kind); }
 
 // A type of operands, which may have any of as many bits.
-constexpr DataType grouped_input(Kind kind) { return element_bytes(kind) == 1 ? DataType::kE4M3 : DataType::kBF16; }
+constexpr DataType grouped_input(Kind kind) { return element_log2(kind) == 0 ? DataType::kE4M3 : DataType::kBF16; }
 
 // Calls function(item) for each work item of this CTA, or of its pair.
 template <uint32_t kCtaGroup = 1, typename Params, typename Function>

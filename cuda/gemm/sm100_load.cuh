@@ -43,9 +43,9 @@ class OperandLoads {
         mask_(static_cast<uint16_t>(share.mask)),
         box_bytes_(tile.block_bytes()),
         box_x_(context.span()) {
-    boxes_ = k_major_ ? tile.blocks : extent / context.span();
+    boxes_ = k_major_ ? tile.blocks : context.spans(extent);
     row_ = share.peer * ((k_major_ ? extent : tile.rows) / share.peers);
-    offset_ = row_ * kSwizzleSpan + first * (k_major_ ? kSwizzleSpan : context.element_bytes * tile.rows);
+    offset_ = row_ * kSwizzleSpan + first * (k_major_ ? kSwizzleSpan : context.element_bytes() * tile.rows);
     step_ = context.block_k();
   }
 

@@ -91,14 +91,15 @@ JAXBW_DEVICE void stage_transposed(const float (&sums)[kChunk], uint32_t buffer)
 
 // Sums of one chunk of columns -> D, where the formula is a cast.
 JAXBW_DEVICE void cast_chunk(const float (&sums)[kChunk], const GemmParams& p, StoreOrigin box, StoreRing& stores) {
-  with_type(p.output.type, [&]<DataType kType>() {
+  const DataType type = p.output.type;
+  with_size<false>(type, [&]<uint32_t kSize>() {
     const uint32_t buffer = stores.acquire_all();
     if (runs_down(p)) {
-      stage_transposed<kType>(sums, buffer);
-      stores.store_columns<kType, kBlockRows, kSm90Chunk>(p.output.data, box);
+      with_type_of_size<kSize>(type, [&]<DataType kType>() { stage_transposed<kType>(sums, buffer); });
+      stores.store_columns<kSize, kBlockRows, kSm90Chunk>(p.output.data, box);
     } else {
-      stage_box<kType, kSm90Chunk, 0>(sums, buffer);
-      stores.store_rows<kType, kSm90Chunk>(p.output.data, box, kBlockRows, kSm90Chunk);
+      with_type_of_size<kSize>(type, [&]<DataType kType>() { stage_box<kType, kSm90Chunk, 0>(sums, buffer); });
+      stores.store_rows<kSize, kSm90Chunk>(p.output.data, box, kBlockRows, kSm90Chunk);
     }
   });
 }
@@ -289,46 +290,52 @@ static_assert(row_columns(256, 256, 2) == 256 && row_columns(192, 128, 4) == 96 
 
 // The same as cast_boxes, by rows that TMA cannot store: eight whole rows of the tile at a time, or as much of them as
 // the two staging buffers hold.
-template <DataType kType, uint32_t kBlockN, uint32_t kCount>
+template <uint32_t kSize, uint32_t kBlockN, uint32_t kCount>
 JAXBW_DEVICE void cast_rows(const float (&accumulators)[kCount], const GemmParams& p, StoreOrigin tile, uint32_t row,
                             StoreRing& stores) {
-  constexpr uint32_t kRows = kBlockRows / 2, kMost = 2 * kSwizzleSpan * kBlockRows / kRows / size_bytes(kType);
-  constexpr uint32_t kColumns = row_columns(kBlockN, kMost, size_bytes(kType));
+  constexpr uint32_t kRows = kBlockRows / 2, kMost = 2 * kSwizzleSpan * kBlockRows / kRows / kSize;
+  constexpr uint32_t kColumns = row_columns(kBlockN, kMost, kSize);
   const uint32_t columns = min(kColumns, p.tile_columns);  // of a gated matmul, half of a tile is results
   copy_boxes<kBlockN, registers_of(kColumns), 2, kCount>(
       p, tile, row, stores,
       [&]<uint32_t kFirst, uint32_t kHalf>(uint32_t buffer) {
-        stage_half<kType, kColumns, kFirst, kHalf>(accumulators, buffer);
+        with_type_of_size<kSize>(
+            p.output.type, [&]<DataType kType>() { stage_half<kType, kColumns, kFirst, kHalf>(accumulators, buffer); });
       },
       [&](StoreOrigin box, uint32_t half) {
         box.row += half * kRows;
-        stores.store_rows<kType, kColumns>(p.output.data, box, kRows, columns);
+        stores.store_rows<kSize, kColumns>(p.output.data, box, kRows, columns);
       });
 }
 
 // The same, where D's neighbours are below each other.
-template <DataType kType, uint32_t kBlockN, uint32_t kCount>
+template <uint32_t kSize, uint32_t kBlockN, uint32_t kCount>
 JAXBW_DEVICE void cast_columns(const float (&accumulators)[kCount], const GemmParams& p, StoreOrigin tile, uint32_t row,
                                StoreRing& stores) {
   copy_boxes<kBlockN, kChunk, 1, kCount>(
       p, tile, row, stores,
       [&]<uint32_t kFirst, uint32_t>(uint32_t buffer) {
-        stage_transposed<kType>(reinterpret_cast<const float (&)[kChunk]>(accumulators[kFirst]), buffer);
+        with_type_of_size<kSize>(p.output.type, [&]<DataType kType>() {
+          stage_transposed<kType>(reinterpret_cast<const float (&)[kChunk]>(accumulators[kFirst]), buffer);
+        });
       },
-      [&](StoreOrigin box, uint32_t) { stores.store_columns<kType, kBlockRows, kSm90Chunk>(p.output.data, box); });
+      [&](StoreOrigin box, uint32_t) { stores.store_columns<kSize, kBlockRows, kSm90Chunk>(p.output.data, box); });
 }
 
 // All boxes of a tile, whichever way D is stored. kByTma: it is known that TMA stores it.
 template <uint32_t kBlockN, bool kByTma, uint32_t kCount>
 JAXBW_DEVICE void cast_tile(const float (&accumulators)[kCount], const GemmParams& p, StoreOrigin tile, uint32_t row,
                             StoreRing& stores, const Profile& profile) {
-  with_type(p.output.type, [&]<DataType kType>() {
-    if (kByTma || p.store_path == StorePath::kTma) {
+  if (kByTma || p.store_path == StorePath::kTma) {
+    return with_type(p.output.type, [&]<DataType kType>() {
       cast_boxes<kType, kBlockN>(accumulators, p, tile, row, stores, profile);
-    } else if (p.store_path == StorePath::kRows) {
-      cast_rows<kType, kBlockN>(accumulators, p, tile, row, stores);
+    });
+  }
+  with_size<false>(p.output.type, [&]<uint32_t kSize>() {
+    if (p.store_path == StorePath::kRows) {
+      cast_rows<kSize, kBlockN>(accumulators, p, tile, row, stores);
     } else {
-      cast_columns<kType, kBlockN>(accumulators, p, tile, row, stores);
+      cast_columns<kSize, kBlockN>(accumulators, p, tile, row, stores);
     }
   });
 }

@@ -28,10 +28,13 @@ constexpr uint32_t staged_offset(uint32_t row, uint32_t chunk) {
 }
 static_assert(staged_offset<128>(9, 0) == 9 * 128 + 1 * 16 && staged_offset<64>(2, 1) == 128 + 0 * 16);
 
-// One of the results of a kernel: D or what is saved beside it.
+template <uint32_t kSize>
+using UnsignedOfSize = std::conditional_t<kSize == 1, uint8_t, std::conditional_t<kSize == 2, uint16_t, uint32_t>>;
+
+// One of the results of a kernel, D or what is saved beside it, whose map and pointer lie in its parameters.
 struct StoreTarget {
-  const TensorMap& map;
-  const EpilogueResult& result;
+  const TensorMap* map;
+  EpilogueResult result;
 };
 
 // Where a box starts in D.
@@ -66,14 +69,14 @@ class StoreRing {
     return buffer();
   }
 
-  // Stores the buffer last acquired, which all lanes have written: a box of kColumns columns. What of it lies outside
-  // the matrix is not stored.
-  template <DataType kType, uint32_t kColumns>
+  // Stores the buffer last acquired, which all lanes have written: a box of kColumns columns of elements of kSize
+  // bytes. What of it lies outside the matrix is not stored.
+  template <uint32_t kSize, uint32_t kColumns>
   JAXBW_DEVICE void store(StoreTarget target, StoreOrigin origin) {
     if (params_.store_path == StorePath::kTma) {
-      store_by_tma(target.map, origin);
+      store_by_tma(*target.map, origin);
     } else {
-      store_rows<kType, kColumns>(target.result.data, origin, box_rows_, kColumns);
+      store_rows<kSize, kColumns>(target.result.data, origin, box_rows_, kColumns);
     }
   }
 
@@ -101,22 +104,20 @@ class StoreRing {
   }
 
   // The same, where it is known to be kRows: `rows` of kColumns columns are staged, and belong to D up to `columns`.
-  template <DataType kType, uint32_t kColumns>
+  template <uint32_t kSize, uint32_t kColumns>
   JAXBW_DEVICE void store_rows(void* destination, StoreOrigin origin, uint32_t rows, uint32_t columns) const {
     __syncwarp();
-    copy<size_bytes(kType), kColumns * size_bytes(kType)>(destination, origin, params_.row_stride,
-                                                          inside(origin.row, rows, params_.m),
-                                                          inside(origin.column, columns, params_.n));
+    copy<kSize, kColumns * kSize>(destination, origin, params_.row_stride, inside(origin.row, rows, params_.m),
+                                  inside(origin.column, columns, params_.n));
   }
 
   // The buffer last acquired where D's neighbours are below each other (kColumns): it holds kColumns columns of kRows
   // rows each, one behind the other.
-  template <DataType kType, uint32_t kRows, uint32_t kColumns>
+  template <uint32_t kSize, uint32_t kRows, uint32_t kColumns>
   JAXBW_DEVICE void store_columns(void* destination, StoreOrigin origin) const {
     __syncwarp();
-    copy<size_bytes(kType), kRows * size_bytes(kType)>(destination, origin, params_.column_stride,
-                                                       inside(origin.column, kColumns, params_.n),
-                                                       inside(origin.row, kRows, params_.m));
+    copy<kSize, kRows * kSize>(destination, origin, params_.column_stride, inside(origin.column, kColumns, params_.n),
+                               inside(origin.row, kRows, params_.m));
   }
 
   // All buffers, where no store goes by TMA: the address of the first, which is then in turn.
@@ -210,7 +211,7 @@ class StoreRing {
   // The elements of a row in front of what copy_whole stores, and behind it.
   template <uint32_t kSize, uint32_t kRowBytes, uint32_t kWhole>
   JAXBW_DEVICE void copy_ends(uint64_t first_row, uint64_t pitch, uint32_t rows, uint32_t columns) const {
-    using Element = std::conditional_t<kSize == 1, uint8_t, std::conditional_t<kSize == 2, uint16_t, uint32_t>>;
+    using Element = UnsignedOfSize<kSize>;
     constexpr uint32_t kLanes = kWhole / kSize, kRows = ptx::kWarpSize / kLanes;  // of one step
     constexpr uint32_t kSteps = 8 / kRows;
     const uint32_t lane = ptx::lane_index_here(), source = buffer();

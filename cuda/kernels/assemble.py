@@ -1,4 +1,4 @@
-"""Assemble one kernel: run ptxas, keep its report, and refuse code that is not what was written.
+"""Assemble one kernel from the PTX of its source: run ptxas, keep its report, refuse bad code.
 
 Refused are register spills, and every diagnostic of ptxas: among them that it serialised wgmma
 (C7510 and its like) or ignored setmaxnreg, which leave a kernel correct but slow.
@@ -10,6 +10,7 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 _SPILLS = re.compile(r"(\d+) bytes spill stores, (\d+) bytes spill loads")
 _REGISTERS = re.compile(r"Used (\d+) registers")
@@ -46,7 +47,8 @@ class Report:
 
 def _main() -> str | None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("ptx", type=Path)
+    parser.add_argument("ptx", type=Path, help="of the source")
+    parser.add_argument("--replace", nargs="*", default=[], metavar="WORD=BY", help="in the PTX")
     parser.add_argument("--ptxas", required=True)
     parser.add_argument("--arch", required=True)
     parser.add_argument("--report", type=Path, required=True)
@@ -54,18 +56,24 @@ def _main() -> str | None:
     parser.add_argument("flags", nargs="*", help="passed to ptxas")
     args = parser.parse_args()
 
-    done = subprocess.run(
-        [args.ptxas, "-v", f"-arch={args.arch}", *args.flags, args.ptx, "-o", args.output],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
+    text = args.ptx.read_text()
+    for replacement in args.replace:
+        text = text.replace(*replacement.split("="))
+    with TemporaryDirectory() as folder:
+        ptx = Path(folder) / f"{args.output.stem}.ptx"
+        ptx.write_text(text)
+        done = subprocess.run(
+            [args.ptxas, "-v", f"-arch={args.arch}", *args.flags, ptx, "-o", args.output],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
     if done.returncode != 0:
-        return f"ptxas failed on {args.ptx}:\n{done.stdout}"
+        return f"ptxas failed on {args.output.stem}:\n{done.stdout}"
     faults = Report.parse(done.stdout).faults()
     if faults:
         args.output.unlink()
-        return "\n  ".join([f"{args.ptx.stem}: refused, for", *faults])
+        return "\n  ".join([f"{args.output.stem}: refused, for", *faults])
     args.report.write_text(done.stdout)
     return None
 

@@ -1,7 +1,6 @@
 """Turn the instance table into kernel sources, and what ptxas reports of them into the manifest.
 
   generate.py sources   --table kernels.toml --output DIR    writes DIR/<source name>.cu
-  generate.py ptx NAME  --table kernels.toml --input PTX --output PTX   of NAME, from its source's
   generate.py instances --table kernels.toml --output FILE   the table as the host knows it
   generate.py manifest  --table kernels.toml --reports DIR --output FILE    reads DIR/<name>.ptxas
 
@@ -53,10 +52,8 @@ _PARAMS_OF_INPUT = {
     "4bit_mx": "Mx4BitParams",
 }
 
-_KINDS = {
-    **{"16bit": "k16Bit", "8bit": "k8Bit", "tf32": "kTf32"},
-    **{"8bit_mx": "kMx8Bit", "4bit_mx": "kMx4Bit"},
-}
+# Of grouped matmuls on sm100.
+_KINDS = {"16bit": "k16Bit", "8bit": "k8Bit", "8bit_mx": "kMx8Bit", "4bit_mx": "kMx4Bit"}
 _ELEMENTS = {"8bit": "uint8_t", "16bit": "uint16_t", "32bit": "uint32_t"}
 
 _SOURCE = """\
@@ -121,8 +118,10 @@ def _function(kernel: Any) -> str:
     if kernel.role == "reduce":
         return f"{kernel.family}::reduce"
     if kernel.family == "sm100":
-        name = "gemm" if kernel.role == "gemm" else "grouped_gemm"
-        return f"sm100::{name}<{kernel.cta_group}, jaxbw::sm100::Kind::{_KINDS[kernel.input]}>"
+        if kernel.is_gemm:
+            return f"sm100::gemm<{kernel.cta_group}>"
+        kind = f"jaxbw::sm100::Kind::{_KINDS[kernel.input]}"
+        return f"sm100::grouped_gemm<{kernel.cta_group}, {kind}>"
     input_class = "bf16" if kernel.input == "f16" else kernel.input
     scope = f", .scope = jaxbw::sm90::Scope::k{kernel.role.title()}" if kernel.serves_some else ""
     return (
@@ -176,7 +175,8 @@ def _write_manifest(kernels: tuple[Any, ...], reports: Path, output: Path) -> No
 def _write_sources(kernels: tuple[Any, ...], output: Path) -> None:
     for kernel in kernels:
         _write_if_changed(output / f"{kernel.source_name}.cu", source(kernel))
-        print(kernel.name, kernel.arch, kernel.source_name)
+        replacements = (f"{word}={by}" for word, by in kernel.replacements.items())
+        print(kernel.name, kernel.arch, kernel.source_name, *replacements)
 
 
 def _write_if_changed(path: Path, text: str) -> None:
@@ -189,9 +189,7 @@ def _main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("command", choices=["sources", "ptx", "instances", "manifest"])
-    parser.add_argument("name", nargs="?")
-    parser.add_argument("--input", type=Path)
+    parser.add_argument("command", choices=["sources", "instances", "manifest"])
     parser.add_argument("--table", type=Path, required=True)
     parser.add_argument("--output", type=Path, required=True)
     parser.add_argument("--reports", type=Path)
@@ -200,9 +198,6 @@ def _main() -> None:
     kernels = load_table_module().load(args.table)
     if args.command == "sources":
         _write_sources(kernels, args.output)
-    elif args.command == "ptx":
-        [kernel] = [each for each in kernels if each.name == args.name]
-        _write_if_changed(args.output, kernel.ptx(args.input.read_text()))
     elif args.command == "instances":
         _write_if_changed(args.output, instances(kernels))
     else:

@@ -40,8 +40,8 @@ def untiled(arch: str, role: str, dtype: str, cta_group: int = 1) -> Kernel:
 def test_the_source_of_a_blackwell_instance() -> None:
     text = source(untiled("sm_100f", "gemm", "tf32", 2))
     assert '#include "gemm/sm100.cuh"' in text
-    assert "__launch_bounds__(256, 1)\n    jaxbw_sm100_tf32_2cta(" in text
-    assert "jaxbw::sm100::gemm<2, jaxbw::sm100::Kind::kTf32>(params);" in text
+    assert "__launch_bounds__(256, 1)\n    jaxbw_sm100_2cta(" in text  # of tf32, 8 and 16 bits
+    assert "jaxbw::sm100::gemm<2>(params);" in text
 
 
 def test_the_source_of_a_repack_instance() -> None:

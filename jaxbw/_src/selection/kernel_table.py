@@ -26,12 +26,14 @@ _GEMM_FOR_SOME = ("plain", "elementwise", "fused", "cast")
 MATMULS = ("gemm", *_GEMM_FOR_SOME, "skinny", "grouped", "gathered")
 # Elements in one 128-byte swizzle span.
 _SPANS = {"bf16": 64, "f16": 64, "8bit": 128, "8bit_promoted": 128, "tf32": 32}
-# Instances of sm90 that differ only in the layout or type of operands of 16 bits share a source,
-# and its PTX, where this stands for a number (OperandsOfKernel in cuda/gemm/sm90_multiply.cuh). Its
-# bits say: lhs MN-major, rhs MN-major, f16. Row-major, "n", is K-major for lhs [m, k] and MN-major
-# for rhs [k, n].
+# Instances that differ only in their operands share a source, and its PTX, where this stands for a
+# number (cuda/gemm/operand_bits.h). On sm90 they are those of 16 bits of a tile, and its bits say:
+# lhs MN-major, rhs MN-major, f16. Row-major, "n", is K-major for lhs [m, k] and MN-major for rhs
+# [k, n]. On sm100 they are gemm kernels without scales of blocks, and it is log2 of the bytes of an
+# element.
 _PLACEHOLDER = "0x4a584257"
 _OPERANDS = {"nn": 2, "nt": 0, "tn": 3, "tt": 1}
+_ELEMENT_LOG2 = {"8bit": 0, "16bit": 1, "tf32": 2}
 _CHUNK = 32  # columns that the epilogue of sm_90 finishes at a time (kSm90Chunk)
 
 # Keys of a row, by its role.
@@ -125,6 +127,8 @@ class Kernel:
     @property
     def source_name(self) -> str:
         """The name of its CUDA C++, and of that one's PTX and the kernel in it."""
+        if self.family == "sm100" and self.is_gemm and self.input in _ELEMENT_LOG2:
+            return f"{self._prefix}_{self.cta_group}cta"
         if self.role not in MATMULS or self.input not in ("bf16", "f16"):
             return self.name
         return f"{self._prefix}_16bit_{self.block_m}x{self.block_n}"
@@ -134,15 +138,24 @@ class Kernel:
         """What its source's PTX has for all instances, and what this one has there."""
         if self.source_name == self.name:
             return "", ""
+        if self.family == "sm100":
+            return _PLACEHOLDER, str(_ELEMENT_LOG2[self.input])
         return _PLACEHOLDER, str(_OPERANDS[self.layout] + (4 if self.input == "f16" else 0))
+
+    @property
+    def replacements(self) -> dict[str, str]:
+        """What its PTX has in place of words of its source's."""
+        if self.source_name == self.name:
+            return {}
+        placeholder, number = self.placeholder
+        return {self.source_name: self.name, placeholder: number}
 
     def ptx(self, of_source: str) -> str:
         """Its PTX, from that of its source."""
-        if self.source_name == self.name:
-            return of_source
-        placeholder, operands = self.placeholder
-        assert placeholder in of_source
-        return of_source.replace(self.source_name, self.name).replace(placeholder, operands)
+        for word, by in self.replacements.items():
+            assert word in of_source
+            of_source = of_source.replace(word, by)
+        return of_source
 
     def to_json(self) -> dict[str, Any]:
         """The fields and the name, as the manifest holds them."""

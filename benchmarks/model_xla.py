@@ -192,7 +192,7 @@ def margins(known: Sequence[Sample], expected: Sequence[float]) -> dict[str, Any
 def _margin(ratios: Sequence[float]) -> float:
     """Infinite where there are none: nothing is given to XLA then.
 
-    Less than one where kernels were measured before they became as quick as they are modelled.
+    Less than one where kernels were measured slower than they are modelled: records may be old.
     """
     return round(float(np.quantile(ratios, CONFIDENCE)), 4) if ratios else math.inf
 

@@ -1,6 +1,6 @@
-// What the instances of a kernel differ in that is compiled to PTX once for all of them: a number, in whose place a
-// name stands there. The build writes the number (Kernel.ptx in kernel_table.py), and ptxas drops the instructions of
-// the other instances.
+// Instances that differ only in their operands are compiled to PTX once for all. There a word stands for the number
+// that says which operands they are; the build writes the number (Kernel.replacements in kernel_table.py), and ptxas
+// drops the instructions of the other instances.
 #pragma once
 
 #include "params.h"

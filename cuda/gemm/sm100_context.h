@@ -37,7 +37,7 @@ static_assert(sizeof(Control) <= kControlBytes);
 
 using Kind = ptx::UmmaKind;
 
-// Of the bytes of an element.
+// log2 of the bytes of an element.
 constexpr uint32_t element_log2(Kind kind) { return kind == Kind::k16Bit ? 1 : kind == Kind::kTf32 ? 2 : 0; }
 
 // Steps along K.
@@ -46,7 +46,7 @@ struct KBlocks {
 };
 
 struct Context : KernelContext<kSm100Epilogue> {
-  uint32_t element_log2;  // of an operand's element, of its bytes; a division by what only ptxas knows would stay one
+  uint32_t element_log2;  // of its bytes: ptxas would not make a shift of a division by a number that only it knows
 
   JAXBW_DEVICE RingBarriers stages() const {
     return {control(offsetof(Control, stage_full)), control(offsetof(Control, stage_empty))};
@@ -86,12 +86,14 @@ struct Context : KernelContext<kSm100Epilogue> {
     return {major, element_bytes(), kSwizzleSpan, block_k(), spans(extent)};
   }
 
-  // Steps of the main loop over all of K; each fills one stage, and is this many elements deep.
   JAXBW_DEVICE uint32_t element_bytes() const { return 1 << element_log2; }
+  // Elements of a swizzle span, and whole spans of so many elements.
   JAXBW_DEVICE uint32_t span() const { return kSwizzleSpan >> element_log2; }
   JAXBW_DEVICE uint32_t spans(uint32_t elements) const {
     return elements >> (std::countr_zero(kSwizzleSpan) - element_log2);
   }
+
+  // Steps of the main loop over all of K; each fills one stage, and is this many elements deep.
   JAXBW_DEVICE uint32_t block_k() const { return params.k_spans * span(); }
   JAXBW_DEVICE uint32_t k_blocks() const {
     const uint32_t of_k = spans(params.k + span() - 1);

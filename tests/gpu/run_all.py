@@ -5,7 +5,8 @@
 pytest runs three times: most tests with several processes to a GPU; those marked `alone`, which
 take its memory or its time, with one; then those that need two GPUs or more. The exit status is 1
 where a test failed, or none ran. What processes write to stderr is in the file where a run failed,
-its end: there a process that was aborted says why.
+its end: there a process that was aborted says why. Some compile kernels: where nvcc is not among
+the Python packages, JAXBW_SYSTEM_NVCC=1 in the environment names the one on PATH.
 """
 
 import argparse

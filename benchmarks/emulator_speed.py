@@ -27,12 +27,10 @@ import numpy as np
 
 sys.path.append(str(Path(__file__).parents[1]))  # for tests/; the installed package comes first
 
-import jaxbw
 from jaxbw import emulator
-from tests.emulator import gemm_launch
+from tests.emulator import gemm_launch, installed
 from tests.emulator.gemm_launch import BF16, SM100, Config
 
-KERNELS = Path(jaxbw.__file__).parent / "kernels"
 CONFIGS = {
     "jaxbw_sm100_16bit_1cta": Config(SM100, 128, 256, stages=4, swizzle=8),
     "jaxbw_sm100_16bit_2cta": Config(SM100, 256, 256, 2, cluster=(2, 1), stages=4, swizzle=8),
@@ -141,7 +139,7 @@ def main() -> None:
     timings = []
     load = [os.getloadavg()[0]]
     for kernel in CONFIGS:
-        module = emulator.Module((KERNELS / f"{kernel}.ptx").read_text())
+        module = installed.load(kernel)
         for size in arguments.sizes:
             repeats = arguments.repeats if size <= 2048 else 1
             checks = LEVELS if size <= arguments.strict_up_to else LEVELS[:1]

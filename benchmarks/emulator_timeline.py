@@ -12,13 +12,11 @@ from PIL import Image, PngImagePlugin
 
 sys.path.append(str(Path(__file__).parents[1]))  # for tests/; the installed package comes first
 
-import jaxbw
 from jaxbw import emulator
 from jaxbw._native import emulator as _core
-from tests.emulator import gemm_launch
+from tests.emulator import gemm_launch, installed
 from tests.emulator.gemm_launch import BF16, SM100, Config
 
-KERNEL = Path(jaxbw.__file__).parent / "kernels" / "jaxbw_sm100_16bit_1cta.ptx"
 SIZE = 256
 EVENTS = "Events"  # what the picture says that it shows
 _KIND = _core.EventKind
@@ -30,7 +28,7 @@ def main() -> None:
     rng = np.random.default_rng(0)
     lhs, rhs = (gemm_launch.integers(rng, 1, SIZE, SIZE) for _ in range(2))
     _, report = gemm_launch.run(
-        emulator.Module(KERNEL.read_text(), KERNEL.name),
+        installed.load("jaxbw_sm100_16bit_1cta"),
         Config(SM100, block_m=128, block_n=128, stages=3),
         lhs,
         rhs,

@@ -255,6 +255,7 @@ JAXBW_DEVICE void gemm(const Argument& argument, ProfileArgument profile = {}) {
             multiply_tiles<kCtaGroup, kKind, 2, kOneSpan>(of_kind, tmem);
           }
         });
+        context.profile.go_on_from(of_kind.profile);
       });
     }
   } else if (warp == kScheduleWarp) {

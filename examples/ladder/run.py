@@ -31,9 +31,8 @@ from jaxbw._src.lab.bench.measure import bursts
 from jaxbw._src.lab.bench.report import columns
 from jaxbw._src.lab.bench.statistics import median
 from jaxbw._src.lab.bench.timer import Cupti, Matmul, Rotation
-from jaxbw._src.selection import manifest
 from jaxbw._src.selection.config import GemmConfig
-from tests.emulator import gemm_launch
+from tests.emulator import gemm_launch, installed
 from tests.emulator.gemm_launch import BF16
 
 Array = npt.NDArray[Any]
@@ -75,8 +74,7 @@ def launch(rung: Rung, lhs: Array, rhs: Array, **options: Any) -> tuple[Array, e
     """Runs a step in the emulator; returns the result and the report."""
     if isinstance(rung.kernel, str):
         return own_kernels.launch(rung.kernel, lhs, rhs, sm_count=SMS, **options)
-    path = manifest.directory() / f"jaxbw_sm100_16bit_{rung.kernel.cta_group}cta.ptx"
-    module = emulator.Module(path.read_text(), path.name)
+    module = installed.load(f"jaxbw_sm100_16bit_{rung.kernel.cta_group}cta")
     config = gemm_launch.from_gemm_config(rung.kernel, 0, 0, BF16)
     matmul = gemm_launch.Matmul(lhs[None], rhs.T[None], BF16)
     outcome = gemm_launch.launch(module, config, matmul, sm_count=SMS, **options)

@@ -92,7 +92,7 @@ for _kernel in _MX_ALONE:
 _NOTHING_READ = "none: this warp has read nothing since it last let go of an accumulator"
 _BEFORE = "tcgen05.fence::before_thread_sync"
 for _kernels, _fences, _bars in (
-    (_ALONE, (3, 6, 9, 11), (24, 39, 54, 60)),
+    (_ALONE, (3, 6, 9, 11), (12, 27, 42, 48)),
     (_PAIRS, (1, 4, 7, 9), (1, 16, 31, 37)),
 ):
     for _kernel in _kernels:
@@ -109,16 +109,16 @@ for _alone, _pairs in zip((*_ALONE, *_MX_ALONE), (*_PAIRS, *_MX_PAIRS), strict=T
     _add(_LATER, _pairs, "schedule", _WAIT_EMPTY, 3, change="always done")
 _BOTH = "two MMA tiles of a tile take both accumulators: their places go round every time"
 _LAST = "none: it is behind the last wait, as two MMA tiles begin with the first accumulator"
-for _alone, _pairs in zip(_ALONE, _PAIRS, strict=True):
-    for _kernel, _role, _flips in (
-        (_alone, "multiply", (4, 5)),
-        (_alone, "schedule", (2, 3)),
-        (_pairs, "multiply", (4, 6, 11)),
-        (_pairs, "schedule", (2,)),
-    ):
-        _add(_BOTH, _kernel, _role, "xor.b32", *_flips, change="parity flips every time")
-    _add(_LAST, _pairs, "multiply", "xor.b32", 7, change="parity never flips")
-    _add(_LAST, _pairs, "schedule", "xor.b32", 3, change="parity never flips")
+# The multiply role has a copy for each kind, 16 bits first, then 8 bits; it has one for stages of
+# one span, and one for others.
+_EVERY, _NEVER = "parity flips every time", "parity never flips"
+for _copy in range(2):
+    _of_alone = [10 * _copy + i for i in (4, 5, 9, 10)]
+    _of_pairs = [14 * _copy + i for i in (4, 6, 11, 13)]
+    _add(_BOTH, _ALONE[_copy], "multiply", "xor.b32", *_of_alone, change=_EVERY)
+    _add(_BOTH, _PAIRS[_copy], "multiply", "xor.b32", *_of_pairs, change=_EVERY)
+    _behind = [14 * _copy + i for i in (7, 14)]
+    _add(_LAST, _PAIRS[_copy], "multiply", "xor.b32", *_behind, change=_NEVER)
 _TOGETHER = "none: it brings lanes together, which wait for bytes that copies bring"
 # Where sums of a cluster's CTAs are sent: such a launch has one work item for each cluster.
 _ARRIVE = "mbarrier.arrive.relaxed.cluster.shared::cluster.b64"
@@ -132,7 +132,7 @@ for _kernel in _ALONE:
 # --- sm90. Of its load role's bar.warp.sync, and those where other warps get ready and leave.
 _REGISTERS = "setmaxnreg.sync.aligned behind it, which all lanes of a warp execute together"
 _add(_REGISTERS, "sm90", "setup", _BAR, 1)
-for _kernel, _first in ((_NN, 1), (_NT, 4), (_TN, 1), (_TT, 1), (_NT_8, 3), (_PROMOTED, 1)):
+for _kernel, _first in ((_NN, 1), (_NT, 1), (_TN, 1), (_TT, 1), (_NT_8, 1), (_PROMOTED, 1)):
     _add(_ELECT, _kernel, "load", _BAR, *range(_first, _first + 12))
 # Slots that never hold a residual, which threads read: TMA brings none there (residual_stages).
 _ACQUIRE = "fence.proxy.async::generic.acquire.sync_restrict::shared::cluster.cluster"
@@ -141,21 +141,21 @@ _add("none: CTAs share a tile along K", "sm90", "load", _ACQUIRE, 6)
 # Where sums are sent: warps that multiply nothing, and wait for all stages if they load.
 _NEXT = "the next cluster barrier, to which these warps come instead; who has exited has arrived"
 for _kernel, _of_load, _role, _of_others in (
-    (_NN, 5, "multiply", 1),
-    (_NT, 7, "setup", 2),
-    (_TN, 5, "multiply", 1),
+    (_NN, 5, "epilogue", 1),
+    (_NT, 5, "setup", 2),
+    (_TN, 5, "epilogue", 1),
     (_TT, 5, "multiply", 1),
     (_NT_8, 5, "setup", 2),
-    (_PROMOTED, 5, "multiply", 1),
+    (_PROMOTED, 5, "epilogue", 1),
 ):
     _add(_NEXT, _kernel, "load", _MEET, _of_load)
     _add(_NEXT, _kernel, _role, _MEET, _of_others)
 # Those that prepare the others' start.
 for _kernel, _role, _start, _meets, _bar in (
-    (_NN, "epilogue", 1, 2, 30),
-    (_NT, "load", 1, 2, 3),
-    (_TN, "epilogue", 2, 3, 90),
-    (_TT, "epilogue", 1, 2, 27),
+    (_NN, "epilogue", 2, 3, 28),
+    (_NT, "epilogue", 2, 3, 56),
+    (_TN, "epilogue", 3, 4, 89),
+    (_TT, "epilogue", 1, 2, 26),
     (_NT_8, "exit", 1, 2, 1),
     (_PROMOTED, "exit", 1, 2, 1),
 ):
@@ -169,7 +169,7 @@ for _kernel, _role, _sent, _acquired, _buffers in (
     (_NN, "setup", 5, (7, 9), 10),
     (_NT, "epilogue", 8, (10, 12), 13),
     (_NT_8, "epilogue", 8, (10, 12), 13),
-    (_TN, "epilogue", 47, (49, 51), 52),
+    (_TN, "epilogue", 49, (51, 53), 54),
     (_TT, "setup", 5, (7, 9), 10),
     (_PROMOTED, "setup", 5, (7, 9), 10),
 ):
@@ -177,8 +177,7 @@ for _kernel, _role, _sent, _acquired, _buffers in (
     _add(_ACQUIRED, _kernel, _role, _BAR, *_acquired)
     _add(_ALL_BUFFERS, _kernel, _role, _BAR, _buffers)
 _ONE_CHUNK = "that of the wait for all staging buffers, in each tile: a warp has one chunk of it"
-_add(_ONE_CHUNK, _TT, "setup", _BAR, 11, 13)
-_add(_ONE_CHUNK, _TT, "epilogue", _BAR, 2, 4)
+_add(_ONE_CHUNK, _TT, "epilogue", _BAR, 2, 4, 5)
 # Tiles of which nothing is kept for later: beside the last MMAs all stores of the tile before are
 # awaited, and a tile has as many boxes as staging buffers, or fewer, or begins with so many.
 _DRAINED = "the wait beside the last MMAs, for all stores of the tile before"
@@ -186,7 +185,7 @@ _FIRST_BOX = "bar.warp.sync before the tile's first box, behind the wait for all
 _BETWEEN = "that of the tile between: tiles of one box take the staging buffers in turn"
 _NEXT_GROUP = "commit_group of the tile's next box: only all stores of a tile are awaited"
 _SECOND_BOX = f"{_DRAINED}: the second box of a tile takes the other one of two staging buffers"
-for _kernel, _second, _only in ((_NN, 18, (20, 22)), (_PROMOTED, 18, (20, 22, 28))):
+for _kernel, _second, _only in ((_NN, 14, (22, 24)), (_PROMOTED, 14, (22, 24, 26))):
     _add(_DRAINED, _kernel, "setup", _READ, 1, change="deleted")
     _add(_DRAINED, _kernel, "epilogue", _READ, *range(1, 7))
     _add(_NEXT_GROUP, _kernel, "epilogue", _COMMIT, 1, 2, 3)
@@ -196,15 +195,15 @@ for _kernel in (_NT, _NT_8):
     _add(_DRAINED, _kernel, "epilogue", _READ, 2, change="deleted")
     _add(_DRAINED, _kernel, "epilogue", _READ, 1, *range(3, 9))
     _add(_NEXT_GROUP, _kernel, "epilogue", _COMMIT, 1)
-    _add(_FIRST_BOX, _kernel, "epilogue", _BAR, 3, 43)
-    _add(_SECOND_BOX, _kernel, "epilogue", _BAR, 29, 33)
+    _add(_FIRST_BOX, _kernel, "epilogue", _BAR, 3, 36)
+    _add(_SECOND_BOX, _kernel, "epilogue", _BAR, 26, 30)
 _add(_DRAINED, _TT, "setup", _READ, 1, change="deleted")
 _add(_DRAINED, _TT, "epilogue", _READ, *range(1, 6))
 _add(_NEXT_GROUP, _TT, "epilogue", _COMMIT, 1, 2)
-_add(_BETWEEN, _TT, "epilogue", _BAR, 15, 17, 19)
+_add(_BETWEEN, _TT, "epilogue", _BAR, 12, 19, 21)
 _CONVERGED = "wgmma.wait_group.sync.aligned behind the wait, which all lanes execute together"
-_add(_CONVERGED, _NN, "epilogue", _BAR, 28)
-_add(_CONVERGED, _TT, "epilogue", _BAR, 25)
+_add(_CONVERGED, _NN, "epilogue", _BAR, 26)
+_add(_CONVERGED, _TT, "epilogue", _BAR, 24)
 (_GROUPED_NT,) = (name for name in GROUPED_NAMES if "_nt_" in name)
 _add(_DRAINED, _GROUPED_NT, "epilogue", _READ, 1, 6, 7, 8, 9)
 _add(_NEXT_GROUP, _GROUPED_NT, "epilogue", _COMMIT, 9)
@@ -232,9 +231,9 @@ _add(_STAGGER, _GROUPED_NT, "multiply", "barrier.cta.sync.aligned", 2)
 _ACQUIRES = "the wait before the residual is read, which acquires"
 _ONE_STAGE = "none: it is behind the last wait, as a residual's tile takes one stage"
 for _kernel, _role, _turns, _waits in (
-    (_NN, "multiply", (2,), (2,)),
+    (_NN, "multiply", (1,), (2,)),
     (_NT, "multiply", (1,), (2,)),
-    (_TN, "epilogue", (1,), (1,)),
+    (_TN, "epilogue", (2,), (1,)),
     (_TT, "multiply", (2,), (2,)),
     (_NT_8, "multiply", (1,), (2,)),
     # Of its loops, two blocks long, each place may be that of the turn: who waits for it at some of

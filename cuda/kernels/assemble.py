@@ -58,7 +58,10 @@ def _main() -> str | None:
 
     text = args.ptx.read_text()
     for replacement in args.replace:
-        text = text.replace(*replacement.split("="))
+        word, by = replacement.split("=")
+        if word not in text:  # without its number an instance would be another one
+            return f"{args.output.stem}: {args.ptx} does not have {word}"
+        text = text.replace(word, by)
     with TemporaryDirectory() as folder:
         ptx = Path(folder) / f"{args.output.stem}.ptx"
         ptx.write_text(text)

@@ -64,14 +64,22 @@ ret;
 """
 
 
-@pytest.mark.parametrize(("registers", "fault"), [(128, None), (32, "spills")])
-def test_a_kernel_that_spills_gives_no_cubin(
-    root: Path, tmp_path: Path, registers: int, fault: str | None
+@pytest.mark.parametrize(
+    ("registers", "replace", "fault"),
+    [
+        (128, [], None),
+        (32, [], "spills"),
+        (128, ["entry=entry"], None),
+        (128, ["0x4a584257=2"], "does not have 0x4a584257"),
+    ],
+)
+def test_a_kernel_that_is_not_what_was_written_gives_no_cubin(
+    root: Path, tmp_path: Path, registers: int, replace: list[str], fault: str | None
 ) -> None:
     source, cubin, report = (tmp_path / f"gemm.{kind}" for kind in ("ptx", "cubin", "ptxas"))
     source.write_text(ptx(registers))
     script = root / "cuda" / "kernels" / "assemble.py"
-    options = ["--ptxas", str(toolchain.find().ptxas), "--arch", "sm_90a"]
+    options = ["--ptxas", str(toolchain.find().ptxas), "--arch", "sm_90a", "--replace", *replace]
     done = subprocess.run(
         [sys.executable, script, *options, "--report", report, "--output", cubin, source],
         capture_output=True,

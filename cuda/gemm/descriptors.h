@@ -38,11 +38,15 @@ constexpr uint64_t descriptor_mma_tile_step(const OperandTile& tile, uint32_t ro
   return bytes >> 4;
 }
 
+// A start address, which has 14 bits of 16 bytes: shared memory ends below 2^18 bytes, and in a cluster's window an
+// address has the CTA's rank above.
+constexpr uint32_t descriptor_start(uint32_t address) { return static_cast<uint32_t>(field(address >> 4, 0, 14)); }
+
 // The fields that both generations share: start address, LBO (from block to block; a K-major operand has none,
 // as an instruction stays within one span) and SBO (from 8 rows to the next 8).
 constexpr uint64_t descriptor_geometry(uint32_t address, const OperandTile& tile) {
   const uint32_t leading = tile.major == Major::kK ? 16 : tile.block_bytes();
-  return field(address >> 4, 0, 14)                            // start address, in 16 bytes
+  return descriptor_start(address)                             // start address
          | field(leading >> 4, 16, 14)                         // LBO
          | field(kSwizzleRows * tile.row_bytes >> 4, 32, 14);  // SBO
 }
@@ -63,7 +67,7 @@ constexpr uint32_t kUmmaDescriptorHigh =
     static_cast<uint32_t>(umma_descriptor(0, operand_tile(Major::kK, DataType::kBF16, kSwizzleRows, 1)) >> 32);
 
 // The descriptors of one operand of tcgen05.mma, of the first stage of the ring: lower words, and what is added to
-// them. They never carry: shared memory ends below 2^18 bytes, the start address has 14 bits of 16 bytes.
+// them. They never carry into what stands above a start address.
 struct UmmaOperand {
   constexpr UmmaOperand(uint32_t first_stage, const OperandTile& tile, uint32_t mma_rows)
       : first(static_cast<uint32_t>(umma_descriptor(first_stage, tile))),

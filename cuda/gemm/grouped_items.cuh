@@ -273,8 +273,6 @@ struct GroupedLoaders {
     a.advance();
     weights.advance();
   }
-
-  static constexpr bool kMayBeResidual = false;
 };
 
 }  // namespace jaxbw

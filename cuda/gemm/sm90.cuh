@@ -51,21 +51,17 @@ struct Loaders {
     b_up.start_at(origin.n, k, origin.batch * p.b_batched);
   }
 
-  // To a stage that has been free, and is announced; one thread does.
+  // To a stage that has been free, and is announced; then on to the next one along K. A lane is elected for each copy:
+  // of that ptxas makes the copy alone, where for several it makes a jump and two barriers of the warp.
   template <bool kMulticastA, bool kMulticastB>
-  JAXBW_DEVICE void load(uint32_t to_a, uint32_t to_b, uint32_t full) const {
-    a.load<kMulticastA>(to_a, full);
-    b.template load<kMulticastB>(to_b, full);
-    if (gated) b_up.template load<kMulticastB>(to_b, full);
-  }
-
-  JAXBW_DEVICE void advance() {
+  JAXBW_DEVICE void load(uint32_t to_a, uint32_t to_b, uint32_t full) {
+    if (ptx::elect_one()) a.load<kMulticastA>(to_a, full);
+    if (ptx::elect_one()) b.template load<kMulticastB>(to_b, full);
+    if (gated && ptx::elect_one()) b_up.template load<kMulticastB>(to_b, full);
     a.advance();
     b.advance();
     b_up.advance();
   }
-
-  static constexpr bool kMayBeResidual = true;  // what a stage has held
 };
 
 // Before the first load of all.
@@ -78,33 +74,31 @@ JAXBW_DEVICE void await_start(const Context& context, const Loads& load, uint32_
   ptx::wait_for_upstream();
 }
 
-// The load role's main loop: fills `blocks` stages. One of narrow tiles is used up in 256 cycles, and this is where it
-// would be late: hence a loop of its own for each way to share the operands.
-template <bool kMulticastA, bool kMulticastB, typename Loads>
-JAXBW_DEVICE void fill_stages(const Context& context, Loads& load, RingPosition& at, uint32_t blocks) {
-  const RingBarriers ring = context.ring();
+// The load role's main loop: fills `blocks` stages, each by load(to_a, to_b, full). One of narrow tiles is used up in
+// 128 cycles, and this is where it would be late: hence a lane that announces what comes, and is known before. Before a
+// run of stages it calls start(), so that what leads to the loop does not stand between the first wait and the first
+// load.
+template <typename Start, typename Load>
+JAXBW_DEVICE void fill_stages(const Context& context, RingPosition& at, uint32_t blocks, const Start& start,
+                              const Load& load) {
   const uint32_t stage_bytes = context.layout.stage_bytes();
-  for (; blocks > 0; --blocks, at.advance()) {
-    context.profile.enter(Activity::kAwaitEmpty, at.slot());
-    ring.wait_empty(at);
-    context.profile.enter(Activity::kLoad, at.slot());
-    if (ptx::elect_one()) {
-      if constexpr (Loads::kMayBeResidual) ptx::acquire_slot();
-      const uint32_t full = ring.full(at.slot()), a = context.a(at.slot()), b = context.b(at.slot());
-      ptx::mbarrier_arrive_expect_tx(full, stage_bytes);
-      load.template load<kMulticastA, kMulticastB>(a, b, full);
-    }
-    __syncwarp();
-    load.advance();
+  const bool announces = ptx::elect_one();
+  while (blocks > 0) {
+    RingRun run = RingRun::producer(context.ring(), at, blocks);
+    uint32_t to_a = context.a(at.slot());
+    blocks -= run.slots();
+    at.advance(run.slots());
+    start();
+#pragma unroll 1
+    do {
+      context.profile.enter(Activity::kAwaitEmpty, run.slot());
+      run.wait_empty();
+      context.profile.enter(Activity::kLoad, run.slot());
+      if (announces) ptx::mbarrier_arrive_expect_tx(run.signalled(), stage_bytes);
+      load(to_a, to_a + context.layout.a_stage_bytes, run.signalled());
+      to_a += stage_bytes;
+    } while (run.next());
   }
-}
-
-// The same, behind the wait for the start: what leads to the loop does not stand between that and the first load.
-template <bool kMulticastA, bool kMulticastB, typename Loads>
-JAXBW_DEVICE void fill_first_stages(const Context& context, Loads& load, RingPosition& at, uint32_t blocks,
-                                    bool first) {
-  if (first) await_start(context, load, blocks);
-  fill_stages<kMulticastA, kMulticastB>(context, load, at, blocks);
 }
 
 // Where CTAs share a tile along K, all warps of their cluster meet before sums are sent: all rings are free then.
@@ -146,19 +140,29 @@ JAXBW_DEVICE void load_tiles(const Context& context) {
     const Tile origin = cta_origin(p, cluster, item.tile, rank);
     load.start_at(origin, part.first_block(k_blocks) * kConfig.block_k(), p);
     const uint32_t blocks = part.block_count(k_blocks);
+    const auto start = [&] {
+      if (first) await_start(context, load, blocks);
+      first = false;
+    };
+    // A loop of its own for each way to share the operands.
+    const auto fill = [&]<bool kMulticastA, bool kMulticastB>() {
+      fill_stages(context, at, blocks, start, [&](uint32_t to_a, uint32_t to_b, uint32_t full) {
+        ptx::acquire_slot();  // which may have held a residual
+        load.template load<kMulticastA, kMulticastB>(to_a, to_b, full);
+      });
+    };
     if (multicast_a && multicast_b) {
-      fill_first_stages<true, true>(context, load, at, blocks, first);
+      fill.template operator()<true, true>();
     } else if (multicast_a) {
-      fill_first_stages<true, false>(context, load, at, blocks, first);
+      fill.template operator()<true, false>();
     } else if (multicast_b) {
-      fill_first_stages<false, true>(context, load, at, blocks, first);
+      fill.template operator()<false, true>();
     } else {
-      fill_first_stages<false, false>(context, load, at, blocks, first);
+      fill.template operator()<false, false>();
     }
     if constexpr (kConfig.fuses_all()) {
       if (p.residual_stages != 0) load_residual<kConfig>(context, at, origin);
     }
-    first = false;
   }
   meet_before_sums(context);
   context.profile.enter(Activity::kAwaitExit);

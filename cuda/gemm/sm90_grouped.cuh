@@ -44,7 +44,12 @@ JAXBW_DEVICE void load_grouped_tiles(const Context& context, const GroupedParams
     const GroupedItem item = items.item(next);
     next = items.request(number + step);
     load.start_at(item, items.template first<kConfig.block_k()>(item));
-    fill_stages<false, false>(context, load, at, items.template blocks<kConfig.block_k()>(item));
+    fill_stages(
+        context, at, items.template blocks<kConfig.block_k()>(item), [] {},
+        [&](uint32_t to_a, uint32_t to_b, uint32_t full) {
+          if (ptx::elect_one()) load.load<false, false>(to_a, to_b, full);
+          load.advance();
+        });
   }
   context.profile.enter(Activity::kAwaitExit);
 }

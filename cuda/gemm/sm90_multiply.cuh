@@ -65,12 +65,10 @@ constexpr uint64_t stepped(uint64_t descriptor, uint32_t step) {
   return descriptor >> 32 << 32 | (static_cast<uint32_t>(descriptor) + step);
 }
 
-// The slot of the next stage, whose operands wgmma may read.
+// What wgmma reads of a stage that is full.
 template <Config kConfig>
-JAXBW_DEVICE uint32_t acquire_operands(StageReader& reader) {
-  const uint32_t slot = reader.acquire();
+JAXBW_DEVICE void acquire_operands() {
   if constexpr (kConfig.gathered) ptx::fence_proxy_async();
-  return slot;
 }
 
 // Where a warpgroup's part of a tile begins.
@@ -78,17 +76,33 @@ struct PartOrigin {
   uint32_t row, column;
 };
 
+// Where its operands begin in a stage, as descriptors have it. An index along M or N is as far from the next one as a
+// swizzle span is long, whichever way the operand lies (OperandTile).
+struct OperandStarts {
+  JAXBW_DEVICE OperandStarts(const Context& context, uint32_t slot, PartOrigin part)
+      : a(descriptor_start(context.a(slot) + part.row * kSwizzleSpan)),
+        a_to_b(((context.layout.a_stage_bytes + part.column * kSwizzleSpan) >> 4) - (part.row * kSwizzleSpan >> 4)) {}
+
+  JAXBW_DEVICE uint32_t b() const { return a + a_to_b; }
+
+  // To the next slot, which is not the ring's first one.
+  JAXBW_DEVICE void advance(uint32_t stage_bytes) { a += stage_bytes >> 4; }
+
+  uint32_t a, a_to_b;
+};
+
 // Issues the wgmmas of a stage, a group of its own. Steps along K take turns at kSets sets of accumulators.
 // `accumulate`: 0 overwrites them.
 template <Config kConfig, typename Operands, uint32_t kSets>
 JAXBW_DEVICE void issue_stage(float (&accumulators)[kConfig.accumulators()], float (&other)[kConfig.accumulators()],
-                              const Context& context, uint32_t slot, PartOrigin part, uint32_t accumulate) {
+                              OperandStarts starts, uint32_t accumulate) {
   using Wgmma = ptx::Wgmma<Operands::kA, Operands::kB, kConfig.block_n>;
   constexpr OperandTile kATile = stage_tile<kConfig>(Operands::kAMajor, kConfig.warpgroup_rows);
   constexpr OperandTile kBTile = stage_tile<kConfig>(Operands::kBMajor, kConfig.block_n);
-  const uint64_t a = stepped(wgmma_descriptor(context.a(slot), kATile), descriptor_mma_tile_step(kATile, part.row));
-  uint64_t b = wgmma_descriptor(context.b(slot), kBTile);
-  if constexpr (kConfig.side_by_side()) b = stepped(b, descriptor_mma_tile_step(kBTile, part.column));
+  static_assert(descriptor_mma_tile_step(kATile, kConfig.warpgroup_rows) ==
+                descriptor_start(kConfig.warpgroup_rows * kSwizzleSpan));
+  const uint64_t a = stepped(wgmma_descriptor(0, kATile), starts.a);
+  const uint64_t b = stepped(wgmma_descriptor(0, kBTile), starts.b());
   ptx::wgmma_fence();
   for_each_step<1, kMmasPerSpan>([&]<uint32_t kStep>() {
     constexpr uint32_t kToA = kStep * descriptor_steps(kATile).mma, kToB = kStep * descriptor_steps(kBTile).mma;
@@ -113,38 +127,47 @@ JAXBW_DEVICE void multiply(float (&accumulators)[kConfig.accumulators()], const 
   const OperandsOfKernel<kConfig> operands;
   float other[kConfig.accumulators()];  // the second set
   const auto loop = [&](const auto& issue) {
-    uint32_t previous = 0;
-    for (uint32_t block = 0; block < blocks; ++block) {
-      context.profile.enter(Activity::kAwaitFull, block);
-      const uint32_t slot = acquire_operands<kConfig>(reader);
-      context.profile.enter(Activity::kMultiply, block);
-      issue(slot, block > 0);
-      if (block > 0) {
-        context.profile.enter(Activity::kAwaitMultiply, block - 1);
-        ptx::wgmma_wait_group<1>();
-        reader.release(previous);
-      }
-      meanwhile(block);
-      previous = slot;
-    }
+    const uint32_t stage_bytes = context.layout.stage_bytes();
+    uint32_t block = 0, previous = 0;
+    do {
+      RingRun run = reader.run(blocks - block);
+      OperandStarts starts(context, ptx::uniform(run.slot()), part);
+#pragma unroll 1
+      do {
+        context.profile.enter(Activity::kAwaitFull, block);
+        run.wait_full();
+        acquire_operands<kConfig>();
+        context.profile.enter(Activity::kMultiply, block);
+        issue(starts, block > 0);
+        starts.advance(stage_bytes);
+        if (block > 0) {
+          context.profile.enter(Activity::kAwaitMultiply, block - 1);
+          ptx::wgmma_wait_group<1>();
+          reader.release_by(previous);
+        }
+        meanwhile(block);
+        previous = run.signalled();
+        ++block;
+      } while (run.next());
+    } while (block < blocks);
     issued();
     context.profile.enter(Activity::kAwaitMultiply, blocks - 1);
     ptx::wgmma_wait_group<0>();
-    reader.release(previous);
+    reader.release_by(previous);
   };
   if constexpr (is_8bit(kConfig.input) && kSets == 2) {  // no time to look for the types at each narrow block
     operands.call(context.params, [&]<typename Operands>() {
     // Undefined registers at the head of one loop are nothing to ptxas; of several loops, it serializes the wgmmas.
 #pragma unroll
       for (uint32_t i = 0; i < kConfig.accumulators(); ++i) accumulators[i] = other[i] = 0;
-      loop([&](uint32_t slot, uint32_t accumulate) {
-        issue_stage<kConfig, Operands, kSets>(accumulators, other, context, slot, part, accumulate);
+      loop([&](OperandStarts starts, uint32_t accumulate) {
+        issue_stage<kConfig, Operands, kSets>(accumulators, other, starts, accumulate);
       });
     });
   } else {
-    loop([&](uint32_t slot, uint32_t accumulate) {
+    loop([&](OperandStarts starts, uint32_t accumulate) {
       operands.call(context.params, [&]<typename Operands>() {
-        issue_stage<kConfig, Operands, kSets>(accumulators, other, context, slot, part, accumulate);
+        issue_stage<kConfig, Operands, kSets>(accumulators, other, starts, accumulate);
       });
     });
   }
@@ -171,11 +194,13 @@ JAXBW_DEVICE void multiply_promoted(float (&accumulators)[kConfig.accumulators()
   uint32_t previous = 0;
   const auto acquire = [&](uint32_t block) {
     context.profile.enter(Activity::kAwaitFull, block);
-    return acquire_operands<kConfig>(reader);
+    const uint32_t slot = reader.acquire();
+    acquire_operands<kConfig>();
+    return slot;
   };
   const auto issue = [&]<uint32_t kSet>(uint32_t block, uint32_t slot) {
     context.profile.enter(Activity::kMultiply, block);
-    issue_stage<kConfig, Operands, 1>(sums[kSet], sums[kSet], context, slot, part, 0);
+    issue_stage<kConfig, Operands, 1>(sums[kSet], sums[kSet], OperandStarts(context, slot, part), 0);
   };
   const auto add = [&]<uint32_t kSet, uint32_t kPending>(uint32_t block) {
     context.profile.enter(Activity::kAwaitMultiply, block);

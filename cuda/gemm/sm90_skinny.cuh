@@ -32,7 +32,7 @@ namespace jaxbw::sm90 {
 
 // There is code for each kind of epilogue, so that none is jumped over. A gated tile has columns of gate, and behind
 // them as many of up.
-template <SkinnyTile kTile, DataType kType, Major kBMajor, SkinnyEpilogue kKind>
+template <SkinnyTile kTile, Major kBMajor, SkinnyEpilogue kKind>
 class SkinnyGemm {
  public:
   JAXBW_DEVICE SkinnyGemm(const SkinnyParams& p, uint32_t shared, const Profile& profile)
@@ -164,7 +164,11 @@ class SkinnyGemm {
           for (uint32_t i = 0; i < kRowMmas; ++i) {
             const uint32_t (&of)[4] = rows[kRowMmas == 1 ? 0 : i / 2];
             const uint32_t pair = kRowMmas == 1 ? s : i % 2;
-            ptx::mma_m16n8k16<kType>(sums_[j][i], weights, of[2 * pair], of[2 * pair + 1]);
+            if (operands_.type() == DataType::kBF16) {  // ptxas knows: code for each type would be twice as much PTX
+              ptx::mma_m16n8k16<DataType::kBF16>(sums_[j][i], weights, of[2 * pair], of[2 * pair + 1]);
+            } else {
+              ptx::mma_m16n8k16<DataType::kF16>(sums_[j][i], weights, of[2 * pair], of[2 * pair + 1]);
+            }
           }
         }
       }
@@ -322,6 +326,7 @@ class SkinnyGemm {
     });
   }
 
+  const OperandBits operands_;
   const SkinnyParams& p_;
   uint32_t shared_;
   const Profile& profile_;
@@ -338,21 +343,17 @@ JAXBW_DEVICE void skinny_gemm(const SkinnyParams& p, ProfileArgument argument = 
   const Profile profile(argument);
   profile.pair_clocks();
   const uint32_t shared = ptx::shared_address(shared_memory);
-  const OperandBits bits;
-  const auto of_major = [&]<SkinnyEpilogue kKind, DataType kType>() {
-    if (bits.b_major() == Major::kK) return SkinnyGemm<kTile, kType, Major::kK, kKind>(p, shared, profile).run();
-    SkinnyGemm<kTile, kType, Major::kMN, kKind>(p, shared, profile).run();
-  };
-  const auto of_type = [&]<SkinnyEpilogue kKind>() {
-    if (bits.type() == DataType::kBF16) return of_major.template operator()<kKind, DataType::kBF16>();
-    of_major.template operator()<kKind, DataType::kF16>();
+  const OperandBits operands;
+  const auto of_major = [&]<SkinnyEpilogue kKind>() {
+    if (operands.b_major() == Major::kK) return SkinnyGemm<kTile, Major::kK, kKind>(p, shared, profile).run();
+    SkinnyGemm<kTile, Major::kMN, kKind>(p, shared, profile).run();
   };
   if (p.kind == SkinnyEpilogue::kCast) {
-    of_type.template operator()<SkinnyEpilogue::kCast>();
+    of_major.template operator()<SkinnyEpilogue::kCast>();
   } else if (!takes_gate(kTile) || p.kind == SkinnyEpilogue::kFormula) {
-    of_type.template operator()<SkinnyEpilogue::kFormula>();
+    of_major.template operator()<SkinnyEpilogue::kFormula>();
   } else if constexpr (takes_gate(kTile)) {
-    of_type.template operator()<SkinnyEpilogue::kGated>();
+    of_major.template operator()<SkinnyEpilogue::kGated>();
   }
   profile.finish();
 }

@@ -155,13 +155,12 @@ JAXBW_DEVICE void multiply(float (&accumulators)[kConfig.accumulators()], const 
     ptx::wgmma_wait_group<0>();
     reader.release_by(previous);
   };
-  if constexpr (is_8bit(kConfig.input) && kSets == 2) {  // no time to look for the types at each narrow block
-    operands.call(context.params, [&]<typename Operands>() {
-    // Undefined registers at the head of one loop are nothing to ptxas; of several loops, it serializes the wgmmas.
+  if constexpr (kSets == 2) {  // at each narrow block there is no time to look for the types, or whether to overwrite
 #pragma unroll
-      for (uint32_t i = 0; i < kConfig.accumulators(); ++i) accumulators[i] = other[i] = 0;
-      loop([&](OperandStarts starts, uint32_t accumulate) {
-        issue_stage<kConfig, Operands, kSets>(accumulators, other, starts, accumulate);
+    for (uint32_t i = 0; i < kConfig.accumulators(); ++i) accumulators[i] = other[i] = 0;
+    operands.call(context.params, [&]<typename Operands>() {
+      loop([&](OperandStarts starts, uint32_t) {
+        issue_stage<kConfig, Operands, kSets>(accumulators, other, starts, 1);
       });
     });
   } else {

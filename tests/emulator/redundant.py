@@ -132,8 +132,8 @@ for _kernel in _ALONE:
 # --- sm90. Of its load role's bar.warp.sync, and those where other warps get ready and leave.
 _REGISTERS = "setmaxnreg.sync.aligned behind it, which all lanes of a warp execute together"
 _add(_REGISTERS, "sm90", "setup", _BAR, 1)
-for _kernel, _first in ((_NN, 1), (_NT, 1), (_TN, 1), (_TT, 1), (_NT_8, 1), (_PROMOTED, 1)):
-    _add(_ELECT, _kernel, "load", _BAR, *range(_first, _first + 12))
+for _kernel in (_NN, _NT, _TN, _TT, _NT_8, _PROMOTED):
+    _add(_ELECT, _kernel, "load", _BAR, *range(1, 8))
 # Slots that never hold a residual, which threads read: TMA brings none there (residual_stages).
 _ACQUIRE = "fence.proxy.async::generic.acquire.sync_restrict::shared::cluster.cluster"
 _add("none: both dimensions of the cluster share operands", "sm90", "load", _ACQUIRE, 3)
@@ -217,7 +217,6 @@ for _kernel in (_GATHERED_100, _GATHERED):
     _add(_FULL, _kernel, "load", _BAR, 1)
 (_GROUPED_TN,) = (name for name in GROUPED_NAMES if "_tn_" in name)
 for _kernel in (_GROUPED_NN, _GROUPED_NT, _GROUPED_TN):
-    _add(_ELECT, _kernel, "load", _BAR, 1)
     _add(_MEETS, _kernel, "setup", _BAR, 1)
 _add(_MEETS, _GATHERED_100, "epilogue", _BAR, 10)
 _add(_MEETS, _GATHERED, "epilogue", _BAR, 41)
@@ -230,21 +229,22 @@ for _kernel, _turn in ((_GATHERED, 1), (_GROUPED_NN, 1), (_GROUPED_TN, 1)):
 _add(_STAGGER, _GROUPED_NT, "multiply", "barrier.cta.sync.aligned", 2)
 _ACQUIRES = "the wait before the residual is read, which acquires"
 _ONE_STAGE = "none: it is behind the last wait, as a residual's tile takes one stage"
-for _kernel, _role, _turns, _waits in (
-    (_NN, "multiply", (1,), (2,)),
-    (_NT, "multiply", (1,), (2,)),
-    (_TN, "epilogue", (2,), (1,)),
-    (_TT, "multiply", (2,), (2,)),
-    (_NT_8, "multiply", (1,), (2,)),
+_PROMOTED_WAITS = (*range(4, 33, 4), *range(33, 41))
+for _kernel, _role, _turns, _waits, _parities in (
+    (_NN, "multiply", (5,), (10,), (5,)),
+    (_NT, "multiply", (2,), (2,), (1,)),
+    (_TN, "epilogue", (2,), (1,), (1,)),
+    (_TT, "multiply", (4,), (6,), (3,)),
+    (_NT_8, "multiply", (2,), (2,), (1,)),
     # Of its loops, two blocks long, each place may be that of the turn: who waits for it at some of
     # them only waits for ever, where parts differ in length. They end at either block, with scales
     # of blocks and without, for each mix of types.
-    (_PROMOTED, "multiply", (), (*range(4, 33, 4), *range(33, 41))),
+    (_PROMOTED, "multiply", (), _PROMOTED_WAITS, _PROMOTED_WAITS),
 ):
     _add(_STAGGER, _kernel, _role, "barrier.cta.sync.aligned", *_turns)
     _try = "mbarrier.try_wait.parity.acquire.cta.shared::cta.b64"
     _add(_ACQUIRES, _kernel, _role, _try, *_waits, change="relaxed")
-    _add(_ONE_STAGE, _kernel, _role, "xor.b32", *_waits)
+    _add(_ONE_STAGE, _kernel, _role, "xor.b32", *_parities)
 _add(
     "none: of tiles of 128 rows that CTAs share, the second warpgroup has none, nor sums to await",
     _TN,
@@ -256,7 +256,8 @@ _add(
 
 # --- few rows: of the copies of the code, those of an instance, for each kind of epilogue.
 _SKINNY_NN, _SKINNY_NT = SKINNY_NAMES
-_add(_ALIGNED, _SKINNY_NN, "setup", _BAR, 5, 7)
+_add(_ALIGNED, _SKINNY_NN, "setup", _BAR, 3)
+_add(_ALIGNED, _SKINNY_NN, "exit", _BAR, 1)
 _add(_ALIGNED, _SKINNY_NT, "setup", _BAR, 1, 2, 3)
 _LAST_GROUP = "none: behind the last block's group there is no wait for groups"
-_add(_LAST_GROUP, _SKINNY_NN, "load", "cp.async.commit_group", 15, 21)
+_add(_LAST_GROUP, _SKINNY_NN, "load", "cp.async.commit_group", 12, 16)

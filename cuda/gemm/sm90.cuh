@@ -74,10 +74,9 @@ JAXBW_DEVICE void await_start(const Context& context, const Loads& load, uint32_
   ptx::wait_for_upstream();
 }
 
-// The load role's main loop: fills `blocks` stages, each by load(to_a, to_b, full). One of narrow tiles is used up in
-// 128 cycles, and this is where it would be late: hence a lane that announces what comes, and is known before. Before a
-// run of stages it calls start(), so that what leads to the loop does not stand between the first wait and the first
-// load.
+// The load role's main loop: fills `blocks` stages, each by load(to_a, to_b, full). A stage of a narrow tile is
+// multiplied in 128 cycles, and this is where it would be late: so the lane that announces what comes is elected once.
+// start() is called before a run of stages, where all that leads to its first load has been done.
 template <typename Start, typename Load>
 JAXBW_DEVICE void fill_stages(const Context& context, RingPosition& at, uint32_t blocks, const Start& start,
                               const Load& load) {

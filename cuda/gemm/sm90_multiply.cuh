@@ -65,7 +65,7 @@ constexpr uint64_t stepped(uint64_t descriptor, uint32_t step) {
   return descriptor >> 32 << 32 | (static_cast<uint32_t>(descriptor) + step);
 }
 
-// What wgmma reads of a stage that is full.
+// Behind the wait for a stage: wgmma then reads what threads have copied there, where they do.
 template <Config kConfig>
 JAXBW_DEVICE void acquire_operands() {
   if constexpr (kConfig.gathered) ptx::fence_proxy_async();
@@ -155,7 +155,9 @@ JAXBW_DEVICE void multiply(float (&accumulators)[kConfig.accumulators()], const 
     ptx::wgmma_wait_group<0>();
     reader.release_by(previous);
   };
-  if constexpr (kSets == 2) {  // at each narrow block there is no time to look for the types, or whether to overwrite
+  // At each block of a narrow tile there is no time to look for the types, or whether to overwrite: hence zeros. ptxas
+  // needs them, too: at the heads of several loops it serializes wgmmas on registers that are undefined.
+  if constexpr (kSets == 2) {
 #pragma unroll
     for (uint32_t i = 0; i < kConfig.accumulators(); ++i) accumulators[i] = other[i] = 0;
     operands.call(context.params, [&]<typename Operands>() {

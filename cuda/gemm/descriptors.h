@@ -103,7 +103,7 @@ constexpr uint32_t kNextScale = static_cast<uint32_t>(field(1, 29, 2) | field(1,
 
 // The source of tcgen05.cp of a tile of scales: no swizzle, 8 rows of 16 bytes to the next 8.
 constexpr uint64_t scales_descriptor(uint32_t address) {
-  return field(address >> 4, 0, 14) | field(kSwizzleRows * 16 >> 4, 32, 14) | field(1, 46, 3);
+  return descriptor_start(address) | field(kSwizzleRows * 16 >> 4, 32, 14) | field(1, 46, 3);
 }
 
 namespace descriptors_check {

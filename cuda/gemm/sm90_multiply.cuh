@@ -101,6 +101,7 @@ JAXBW_DEVICE void issue_stage(float (&accumulators)[kConfig.accumulators()], flo
   constexpr OperandTile kBTile = stage_tile<kConfig>(Operands::kBMajor, kConfig.block_n);
   static_assert(descriptor_mma_tile_step(kATile, kConfig.warpgroup_rows) ==
                 descriptor_start(kConfig.warpgroup_rows * kSwizzleSpan));
+  static_assert(descriptor_mma_tile_step(kBTile, kConfig.block_n) == descriptor_start(kConfig.block_n * kSwizzleSpan));
   const uint64_t a = stepped(wgmma_descriptor(0, kATile), starts.a);
   const uint64_t b = stepped(wgmma_descriptor(0, kBTile), starts.b());
   ptx::wgmma_fence();

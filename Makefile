@@ -70,9 +70,8 @@ docs: install
 	PYTHONSAFEPATH=1 $(BIN)/python -m sphinx -W --keep-going -q -c docs -d build/site-cache . build/site
 	cp build/site/README.html build/site/index.html
 
-# Shows that the extension compiles and links for aarch64 without a warning; not that it runs. All sources of a library are
-# one unit, which takes half of the time: file-local names differ across files. A precompiled header loses the pragmas by
-# which libstdc++ silences false warnings of g++ 12.
+# Shows that the extension compiles and links for aarch64 without a warning; not that it runs. A precompiled header loses
+# the pragmas by which libstdc++ silences false warnings of g++ 12; without it larger units take less time.
 # Python's headers are this machine's, for which CMake 4.4 does not look: they are the same on both, as both are 64-bit Linux.
 cross: install
 	@command -v aarch64-linux-gnu-g++ > /dev/null || { echo "make cross needs Debian's g++-aarch64-linux-gnu"; exit 1; }
@@ -80,7 +79,7 @@ cross: install
 	  -DCMAKE_TOOLCHAIN_FILE=cmake/aarch64.cmake -DPython_EXECUTABLE=$(abspath $(BIN))/python \
 	  -DPython_INCLUDE_DIR=$$($(BIN)/python -c "import sysconfig; print(sysconfig.get_path('include'))") \
 	  -DCMAKE_BUILD_TYPE=Release -DCMAKE_CXX_FLAGS_RELEASE=-O1 -DCMAKE_DISABLE_PRECOMPILE_HEADERS=ON \
-	  -DCMAKE_UNITY_BUILD=ON -DCMAKE_UNITY_BUILD_BATCH_SIZE=0 \
+	  -DCMAKE_UNITY_BUILD_BATCH_SIZE=0 \
 	  -DJAXBW_KERNELS=OFF -DJAXBW_WERROR=ON
 	$(BIN)/cmake --build build/aarch64
 	readelf --file-header build/aarch64/_native.*.so | grep AArch64
@@ -106,10 +105,13 @@ sanitize: install
 	  $(SANITIZED)/venv/bin/python -m pytest $(PYTEST_FLAGS) $(SANITIZED_TESTS)
 
 # An editable install: Python sources are used in place, compiled files appear beside them. The tools come as the
-# package's dependencies, by an install of its Python sources alone.
+# package's dependencies, by an install of its Python sources alone: without isolation, for which pip would install
+# jaxlib twice.
 build: $(BIN)/python
-	$(BIN)/python -c "import nanobind, scikit_build_core" 2> /dev/null || \
-	  $(BIN)/pip install --quiet --config-settings=wheel.cmake=false --config-settings=wheel.py-api=py3 '.[dev]'
+	$(BIN)/python -c "import nanobind, pytest, scikit_build_core" 2> /dev/null || { \
+	  $(BIN)/pip install --quiet nanobind scikit-build-core && \
+	  $(BIN)/pip install --quiet --no-build-isolation --config-settings=wheel.cmake=false \
+	    --config-settings=wheel.py-api=py3 '.[dev]'; }
 	$(BIN)/pip install --no-build-isolation --no-deps --editable .
 	touch $(VENV)/editable $(VENV)/installed
 

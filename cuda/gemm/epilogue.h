@@ -113,13 +113,10 @@ JAXBW_DEVICE void with_type_of_size(DataType type, const Function& function) {
 }
 
 // Calls function.operator()<bytes>(), of an element of D. Of two types of one size, what stores them is the same code.
-// kMayBe8Bit: else it is known to be no type of 8 bits.
-template <bool kMayBe8Bit = true, typename Function>
+template <typename Function>
 JAXBW_DEVICE void with_size(DataType type, const Function& function) {
   if (type == DataType::kF32) return function.template operator()<4>();
-  if constexpr (kMayBe8Bit) {
-    if (is_8bit(type)) return function.template operator()<1>();
-  }
+  if (is_8bit(type)) return function.template operator()<1>();
   function.template operator()<2>();
 }
 

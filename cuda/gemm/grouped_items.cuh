@@ -138,7 +138,7 @@ class GroupedStores : public StoreRing {
  public:
   // `rows`: of a warp's box.
   JAXBW_DEVICE GroupedStores(const GemmParams& params, uint32_t buffers, uint32_t rows, bool contraction)
-      : StoreRing(params, buffers, rows * kSwizzleSpan, rows),
+      : StoreRing(params, buffers, rows * kSwizzleSpan),
         rows_(contraction ? params.m : kRaggedRows),
         contraction_(contraction),
         adds_(contraction && params.epilogue.c.data != nullptr) {}

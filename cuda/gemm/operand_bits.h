@@ -17,6 +17,8 @@ JAXBW_DEVICE uint32_t number_of_instance() {
 // sm_90: the type and layout of operands of 16 bits.
 class OperandBits {
  public:
+  // Whether the launch says which layout.
+  JAXBW_DEVICE bool any_layout() const { return (bits_ & 8) != 0; }
   JAXBW_DEVICE Major a_major() const { return (bits_ & 1) != 0 ? Major::kMN : Major::kK; }
   JAXBW_DEVICE Major b_major() const { return (bits_ & 2) != 0 ? Major::kMN : Major::kK; }
   JAXBW_DEVICE DataType type() const { return (bits_ & 4) == 0 ? DataType::kBF16 : DataType::kF16; }

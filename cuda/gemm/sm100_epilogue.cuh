@@ -117,7 +117,7 @@ JAXBW_DEVICE void cast_to(const GemmParams& p, DataType type, const float (&valu
 template <uint32_t kSize, uint32_t kColumns>
 JAXBW_DEVICE void store_chunk(const float (&values)[kColumns], const GemmParams& p, StoreTarget target, StoreOrigin box,
                               uint32_t rows, StoreRing& stores) {
-  using Element = UnsignedOfSize<kSize>;
+  using Element = std::conditional_t<kSize == 1, uint8_t, std::conditional_t<kSize == 2, uint16_t, uint32_t>>;
   constexpr uint32_t kRowBytes = kColumns * kSize, kPerWord = 4 / kSize;
   const uint32_t lane = ptx::lane_index();
   uint32_t words[kRowBytes / 4];
@@ -135,7 +135,11 @@ JAXBW_DEVICE void store_chunk(const float (&values)[kColumns], const GemmParams&
   } else if constexpr (kRowBytes >= 16) {  // of 8 bits, narrower ones are columns
     const uint32_t buffer = stores.acquire();
     if (lane < rows) stage_row<kRowBytes>(words, buffer);
-    stores.store<kSize, kColumns>(target, box);
+    if (p.store_path == StorePath::kTma) {
+      stores.store_by_tma(*target.map, box);
+    } else {
+      stores.copy(target.result.data, box, StagedRuns::of<kSize, kColumns>(rows, kColumns));
+    }
   }
 }
 
@@ -436,7 +440,7 @@ JAXBW_DEVICE void store_shared_tile(const Context& context, uint32_t tmem, uint3
   const RingBarriers accumulators = context.accumulators();
   const WorkItem item = work_item(p, context.cluster_index());
   const Tile tile = context.origin(item.tile);
-  StoreRing stores(p, context.staging(warp), kSm100Epilogue.rows_per_warp * kSwizzleSpan, slice.rows);
+  StoreRing stores(p, context.staging(warp), kSm100Epilogue.rows_per_warp * kSwizzleSpan);
   context.profile.enter(Activity::kAwaitAccumulator);
   accumulators.wait_full(RingPosition::consumer(p.accumulators));
   context.profile.enter(Activity::kEpilogue);
@@ -462,7 +466,7 @@ JAXBW_DEVICE void store_tiles(const Context& context, uint32_t tmem, uint32_t wa
   const RingBarriers accumulators = context.accumulators();
   const uint32_t leader_empty = ptx::map_to_rank(accumulators.first_empty, context.cluster.pair_leader(context.rank));
   RingPosition accumulator = RingPosition::consumer(p.accumulators);
-  StoreRing stores(p, context.staging(warp), kSm100Epilogue.rows_per_warp * kSwizzleSpan, slice.rows);
+  StoreRing stores(p, context.staging(warp), kSm100Epilogue.rows_per_warp * kSwizzleSpan);
   WorkItems items(context);
   for (uint32_t number = items.first(); number != WorkItems::kNone; number = items.next()) {
     context.profile.enter(Activity::kNextItem, number);

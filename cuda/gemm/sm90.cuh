@@ -116,7 +116,7 @@ JAXBW_DEVICE void load_tiles(const Context& context) {
   // What says so by name is far from all that is needed here.
   const bool gated = !kConfig.casts() && p.tile_columns != kConfig.tile_columns(p);
   const uint32_t b_extent = gated ? kConfig.block_n / 2 : kConfig.tile_columns(p);
-  const OperandsOfKernel<kConfig> operands;
+  const OperandsOfKernel<kConfig> operands(p);
   const OperandTile b_tile = stage_tile<kConfig>(operands.b_major(), kConfig.block_n);
   const LoadShare b_share{cluster.b_peers(), cluster.b_peer(rank), cluster.b_mask(rank)};
   Loaders<kConfig> load{{p.a,
@@ -240,7 +240,7 @@ JAXBW_DEVICE void multiply_tiles(const Context& context, const LaunchParams<kCon
                                                     : p.epilogue.path;
   const uint32_t k_blocks = context.k_blocks(), step = context.cluster_count();
   StageReader reader(context.ring(), p.stages, context.cluster, context.rank, warp_in_warpgroup);
-  StoreRing stores(p, context.staging(warp), kSm90Epilogue.rows_per_warp * kSwizzleSpan, kSm90Epilogue.rows_per_warp);
+  StoreRing stores(p, context.staging(warp), kSm90Epilogue.rows_per_warp * kSwizzleSpan);
   // More accumulators leave no registers to hold them rounded.
   constexpr bool kDelays = kConfig.accumulators() <= 128;
   DelayedStores<kConfig.block_n, kConfig.accumulators()> delayed(p, stores);
@@ -311,7 +311,7 @@ JAXBW_DEVICE void multiply_tiles(const Context& context, const LaunchParams<kCon
       }
     };
     if constexpr (kConfig.promoted) {
-      OperandsOfKernel<kConfig>().call(p, [&]<typename Operands>() {
+      OperandsOfKernel<kConfig>(p).call([&]<typename Operands>() {
         const auto by = [&](auto scales) {
           multiply_promoted<kConfig, Operands>(accumulators, context, blocks, part, reader, scales, meanwhile, issued);
         };

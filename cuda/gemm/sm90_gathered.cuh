@@ -80,7 +80,7 @@ JAXBW_DEVICE void load_gathered_tiles(const Context& context, const GatheredPara
   const LoadShare everything{divisor(1), 0, 0};
   const bool gated = p.tile_columns != kConfig.block_n;
   const uint32_t b_extent = gated ? kConfig.block_n / 2 : kConfig.block_n;
-  const OperandTile b_tile = stage_tile<kConfig>(OperandsOfKernel<kConfig>().b_major(), kConfig.block_n);
+  const OperandTile b_tile = stage_tile<kConfig>(OperandsOfKernel<kConfig>(p).b_major(), kConfig.block_n);
   GatheredRows<kConfig> a(params, threadIdx.x);
   GroupedWeights b{{p.b, b_tile, kConfig.input, 0, b_extent, everything},
                    {p.b_up, b_tile, kConfig.input, b_extent, b_extent, everything},

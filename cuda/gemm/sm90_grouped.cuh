@@ -23,7 +23,7 @@ JAXBW_DEVICE void load_grouped_tiles(const Context& context, const GroupedParams
   const GemmParams& p = params.gemm;
   const uint32_t step = gridDim.x;
   const LoadShare everything{divisor(1), 0, 0};
-  const OperandsOfKernel<kConfig> operands;
+  const OperandsOfKernel<kConfig> operands(p);
   const bool contraction = operands.a_major() == Major::kMN, gated = p.tile_columns != kConfig.block_n;
   const uint32_t b_extent = gated ? kConfig.block_n / 2 : kConfig.block_n;
   const OperandTile a_tile = stage_tile<kConfig>(operands.a_major(), p.block_m);
@@ -75,7 +75,7 @@ JAXBW_DEVICE void multiply_grouped_tiles(const Context& context, const GroupedPa
   constexpr bool kScaled = is_8bit(kConfig.input);
   ptx::increase_registers<kConsumerRegisters>();
   const GemmParams& p = params.gemm;
-  const bool contraction = OperandsOfKernel<kConfig>().a_major() == Major::kMN, pingpong = p.pingpong != 0;
+  const bool contraction = OperandsOfKernel<kConfig>(p).a_major() == Major::kMN, pingpong = p.pingpong != 0;
   const uint32_t warpgroup = warp / kWarpgroupWarps, warp_in_warpgroup = warp % kWarpgroupWarps;
   const uint32_t first_row = pingpong ? 0 : warpgroup * kConfig.warpgroup_rows;
   const uint32_t row = first_row + warp_in_warpgroup * kSm90Epilogue.rows_per_warp, step = gridDim.x;
@@ -125,7 +125,7 @@ JAXBW_DEVICE void multiply_grouped_tiles(const Context& context, const GroupedPa
     };
     if (blocks > 0) {
       if constexpr (kConfig.promoted) {
-        OperandsOfKernel<kConfig>().call(p, [&]<typename Operands>() {
+        OperandsOfKernel<kConfig>(p).call([&]<typename Operands>() {
           multiply_promoted<kConfig, Operands>(accumulators, context, blocks, PartOrigin{first_row, 0}, reader,
                                                Unscaled<kConfig>(), meanwhile, issued);
         });
@@ -209,7 +209,7 @@ JAXBW_DEVICE void grouped_gemm(const Params& launch, ProfileArgument profile = {
   }
   context.await_barriers();
   context.profile.pair_clocks();
-  if (warp == kClearWarp && OperandsOfKernel<kConfig>().a_major() == Major::kMN) {
+  if (warp == kClearWarp && OperandsOfKernel<kConfig>(p).a_major() == Major::kMN) {
     context.profile.enter(Activity::kStore);
     ptx::wait_for_upstream();
     clear_empty_groups(params, kClearPause);

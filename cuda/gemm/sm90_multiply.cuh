@@ -17,17 +17,25 @@ struct Operands {
   static constexpr Major kAMajor = kMajorOfA, kBMajor = kMajorOfB;
 };
 
-// Which instructions a kernel takes. Of 16 bits each type and layout has an instance of its own; of 8 bits the launch
-// says which.
+// Which instructions a kernel takes. Of 16 bits each type has an instance of its own, and of bf16 each layout; of 8 bits
+// the launch says which types.
 template <Config kConfig>
 class OperandsOfKernel {
  public:
-  JAXBW_DEVICE Major a_major() const { return k16Bit && !kConfig.gathered ? bits_.a_major() : Major::kK; }
-  JAXBW_DEVICE Major b_major() const { return k16Bit ? bits_.b_major() : Major::kK; }
+  explicit JAXBW_DEVICE OperandsOfKernel(const GemmParams& p) : p_(p) {}
+
+  JAXBW_DEVICE Major a_major() const {
+    if (!k16Bit || kConfig.gathered) return Major::kK;
+    return bits_.any_layout() ? p_.a_major : bits_.a_major();
+  }
+  JAXBW_DEVICE Major b_major() const {
+    if (!k16Bit) return Major::kK;
+    return bits_.any_layout() ? p_.b_major : bits_.b_major();
+  }
 
   // Calls function.operator()<Operands>().
   template <typename Function>
-  JAXBW_DEVICE void call(const GemmParams& p, const Function& function) const {
+  JAXBW_DEVICE void call(const Function& function) const {
     constexpr Major kK = Major::kK, kMN = Major::kMN;
     if constexpr (k16Bit) {
       const auto with_majors = [&]<DataType kType>() {
@@ -46,8 +54,8 @@ class OperandsOfKernel {
         if (type == DataType::kE4M3) return next.template operator()<DataType::kE4M3>();
         next.template operator()<DataType::kE5M2>();
       };
-      with_type(p.a_type, [&]<DataType kA>() {
-        with_type(p.b_type, [&]<DataType kB>() { function.template operator()<Operands<kA, kB, kK, kK>>(); });
+      with_type(p_.a_type, [&]<DataType kA>() {
+        with_type(p_.b_type, [&]<DataType kB>() { function.template operator()<Operands<kA, kB, kK, kK>>(); });
       });
     } else {
       function.template operator()<Operands<kConfig.input, kConfig.input, kK, kK>>();
@@ -57,6 +65,7 @@ class OperandsOfKernel {
  private:
   static constexpr bool k16Bit = size_bytes(kConfig.input) == 2;
 
+  const GemmParams& p_;
   OperandBits bits_;
 };
 
@@ -125,7 +134,7 @@ template <Config kConfig, typename Meanwhile, typename Issued>
 JAXBW_DEVICE void multiply(float (&accumulators)[kConfig.accumulators()], const Context& context, uint32_t blocks,
                            PartOrigin part, StageReader& reader, const Meanwhile& meanwhile, const Issued& issued) {
   constexpr uint32_t kSets = kConfig.accumulator_sets();
-  const OperandsOfKernel<kConfig> operands;
+  const OperandsOfKernel<kConfig> operands(context.params);
   float other[kConfig.accumulators()];  // the second set
   const auto loop = [&](const auto& issue) {
     const uint32_t stage_bytes = context.layout.stage_bytes();
@@ -161,14 +170,14 @@ JAXBW_DEVICE void multiply(float (&accumulators)[kConfig.accumulators()], const 
   if constexpr (kSets == 2) {
 #pragma unroll
     for (uint32_t i = 0; i < kConfig.accumulators(); ++i) accumulators[i] = other[i] = 0;
-    operands.call(context.params, [&]<typename Operands>() {
+    operands.call([&]<typename Operands>() {
       loop([&](OperandStarts starts, uint32_t) {
         issue_stage<kConfig, Operands, kSets>(accumulators, other, starts, 1);
       });
     });
   } else {
     loop([&](OperandStarts starts, uint32_t accumulate) {
-      operands.call(context.params, [&]<typename Operands>() {
+      operands.call([&]<typename Operands>() {
         issue_stage<kConfig, Operands, kSets>(accumulators, other, starts, accumulate);
       });
     });

@@ -28,8 +28,15 @@ constexpr uint32_t staged_offset(uint32_t row, uint32_t chunk) {
 }
 static_assert(staged_offset<128>(9, 0) == 9 * 128 + 1 * 16 && staged_offset<64>(2, 1) == 128 + 0 * 16);
 
-template <uint32_t kSize>
-using UnsignedOfSize = std::conditional_t<kSize == 1, uint8_t, std::conditional_t<kSize == 2, uint16_t, uint32_t>>;
+// The same of rows whose width is known at run time.
+constexpr uint32_t staged_offset(uint32_t row_bytes, uint32_t row, uint32_t chunk) {
+  const uint32_t swizzled = row_bytes < 128 ? row_bytes : 128;
+  return (row * row_bytes + chunk * 16) ^ ((row * swizzled >> 3) & (swizzled - 16));
+}
+static_assert(staged_offset(128, 9, 0) == staged_offset<128>(9, 0) &&
+              staged_offset(64, 2, 1) == staged_offset<64>(2, 1));
+static_assert(staged_offset(384, 3, 9) == staged_offset<384>(3, 9) &&
+              staged_offset(16, 3, 0) == staged_offset<16>(3, 0));
 
 // One of the results of a kernel, D or what is saved beside it, whose map and pointer lie in its parameters.
 struct StoreTarget {
@@ -42,12 +49,29 @@ struct StoreOrigin {
   uint32_t row, column, batch;
 };
 
+// A staging buffer that TMA does not store: each of its rows is a run of elements that are neighbors in D, in a row of
+// D or, `down`, in a column (StorePath::kColumns).
+struct StagedRuns {
+  uint32_t count, elements;
+  uint32_t size_log2;              // bytes of an element
+  uint32_t row_bytes, lanes_log2;  // of the buffer; lanes that take a row, 16 bytes each
+  bool down;
+
+  // In rows of kRowElements elements of kSize bytes.
+  template <uint32_t kSize, uint32_t kRowElements>
+  static constexpr StagedRuns of(uint32_t count, uint32_t elements, bool down = false) {
+    constexpr uint32_t kRowBytes = kRowElements * kSize;
+    return {count, elements, std::bit_width(kSize) - 1, kRowBytes, std::bit_width(std::bit_ceil(kRowBytes / 16)) - 1,
+            down};
+  }
+};
+
 // Bulk groups belong to a thread: it is always the elected one, which is the same each time.
 class StoreRing {
  public:
-  // `buffers`: shared address of this warp's staging buffers, of `buffer_bytes` each. `box_rows`: rows of a box.
-  JAXBW_DEVICE StoreRing(const GemmParams& params, uint32_t buffers, uint32_t buffer_bytes, uint32_t box_rows)
-      : params_(params), buffers_(buffers), buffer_bytes_(buffer_bytes), box_rows_(box_rows) {}
+  // `buffers`: shared address of this warp's staging buffers, of `buffer_bytes` each.
+  JAXBW_DEVICE StoreRing(const GemmParams& params, uint32_t buffers, uint32_t buffer_bytes)
+      : params_(params), buffers_(buffers), buffer_bytes_(buffer_bytes) {}
 
   // A buffer that no TMA store reads any more.
   JAXBW_DEVICE uint32_t acquire() {
@@ -69,18 +93,8 @@ class StoreRing {
     return buffer();
   }
 
-  // Stores the buffer last acquired, which all lanes have written: a box of kColumns columns of elements of kSize
-  // bytes. What of it lies outside the matrix is not stored.
-  template <uint32_t kSize, uint32_t kColumns>
-  JAXBW_DEVICE void store(StoreTarget target, StoreOrigin origin) {
-    if (params_.store_path == StorePath::kTma) {
-      store_by_tma(*target.map, origin);
-    } else {
-      store_rows<kSize, kColumns>(target.result.data, origin, box_rows_, kColumns);
-    }
-  }
-
-  // The same, where the store path is known to be kTma.
+  // Stores the buffer last acquired, which all lanes have written: a box. What of it lies outside the matrix is not
+  // stored.
   JAXBW_DEVICE void store_by_tma(const TensorMap& map, StoreOrigin origin) {
     ptx::fence_proxy_async();
     __syncwarp();
@@ -103,21 +117,28 @@ class StoreRing {
     advance();
   }
 
-  // The same, where it is known to be kRows: `rows` of kColumns columns are staged, and belong to D up to `columns`.
-  template <uint32_t kSize, uint32_t kColumns>
-  JAXBW_DEVICE void store_rows(void* destination, StoreOrigin origin, uint32_t rows, uint32_t columns) const {
+  // The same by threads.
+  //
+  // Runs may start anywhere, but what L2 takes best is whole sectors of 32 bytes. So of these a lane stores 16 bytes,
+  // wherever they lie in the staging buffer; at both ends of a run it stores elements. Narrow runs have few whole
+  // sectors, or none: there whole multiples of 16 bytes are enough. Of all widths and types the code is one: it is much
+  // of a kernel.
+  JAXBW_DEVICE void copy(void* destination, StoreOrigin origin, StagedRuns staged) const {
     __syncwarp();
-    copy<kSize, kColumns * kSize>(destination, origin, params_.row_stride, inside(origin.row, rows, params_.m),
-                                  inside(origin.column, columns, params_.n));
-  }
-
-  // The buffer last acquired where D's neighbours are below each other (kColumns): it holds kColumns columns of kRows
-  // rows each, one behind the other.
-  template <uint32_t kSize, uint32_t kRows, uint32_t kColumns>
-  JAXBW_DEVICE void store_columns(void* destination, StoreOrigin origin) const {
-    __syncwarp();
-    copy<kSize, kRows * kSize>(destination, origin, params_.column_stride, inside(origin.column, kColumns, params_.n),
-                               inside(origin.row, kRows, params_.m));
+    const bool down = staged.down;
+    const uint32_t rows = inside(origin.row, down ? staged.elements : staged.count, params_.m);
+    const uint32_t columns = inside(origin.column, down ? staged.count : staged.elements, params_.n);
+    staged.count = down ? columns : rows;
+    staged.elements = down ? rows : columns;
+    if (staged.elements == 0 || staged.count == 0) return;
+    const uint64_t pitch = (down ? params_.column_stride : params_.row_stride) << staged.size_log2;
+    const uint64_t index = element_index(params_, origin.row, origin.column, origin.batch);
+    const uint64_t first = reinterpret_cast<uint64_t>(destination) + (index << staged.size_log2);
+    const uint32_t whole = staged.row_bytes < 128 ? 16 : 32;
+    copy_whole(first, pitch, staged, whole);
+    if (((first | pitch | staged.elements << staged.size_log2) & (whole - 1)) != 0) {
+      copy_ends(first, pitch, staged, whole);
+    }
   }
 
   // All buffers, where no store goes by TMA: the address of the first, which is then in turn.
@@ -144,58 +165,42 @@ class StoreRing {
     return first < extent ? min(count, extent - first) : 0;
   }
 
-  // "Rows" are what is contiguous in D: `rows` of them, `stride` elements apart, of `columns` elements. They may start
-  // anywhere, but what L2 takes best is whole sectors of 32 bytes. So of these a lane stores 16 bytes, wherever they
-  // lie in the staging buffer; at both ends of a row it stores elements. Narrow rows have few whole sectors, or none:
-  // there whole multiples of 16 bytes are enough.
-  template <uint32_t kSize, uint32_t kRowBytes>
-  JAXBW_DEVICE void copy(void* destination, StoreOrigin origin, uint64_t stride, uint32_t rows,
-                         uint32_t columns) const {
-    constexpr uint32_t kWhole = kRowBytes < 128 ? 16 : 32;
-    if (columns == 0) return;
-    const uint64_t pitch = stride * kSize;
-    const uint64_t first = reinterpret_cast<uint64_t>(destination) +
-                           element_index(params_, origin.row, origin.column, origin.batch) * kSize;
-    copy_whole<kSize, kRowBytes, kWhole>(first, pitch, rows, columns * kSize);
-    if ((first | pitch | columns * kSize) % kWhole != 0) {
-      copy_ends<kSize, kRowBytes, kWhole>(first, pitch, rows, columns);
-    }
-  }
+  // Loads of so many rows are under way at a time.
+  static constexpr uint32_t kSteps = 4;
 
-  // A lane has one place in lines of 128 bytes, wherever a row starts: so eight neighbours store within one line,
-  // except those that have both ends of the row.
-  template <uint32_t kSize, uint32_t kRowBytes, uint32_t kWhole>
-  JAXBW_DEVICE void copy_whole(uint64_t first_row, uint64_t pitch, uint32_t rows, uint32_t bytes) const {
-    constexpr uint32_t kLanes = std::bit_ceil(kRowBytes / 16), kRows = ptx::kWarpSize / kLanes;  // of one step
-    constexpr uint32_t kSteps = kRows < 4 ? 4 : kRows < 16 ? 16 / kRows : 1;  // whose loads are under way at a time
-    constexpr uint32_t kLine = kLanes * 16 < 128 ? kLanes * 16 : 128;
-    const uint32_t lane = ptx::lane_index_here(), place = lane % kLanes * 16, source = buffer();
-    uint64_t address = first_row + lane / kLanes * pitch;
-    for (uint32_t row = lane / kLanes, first = 0; first < rows; first += kSteps * kRows) {
-      uint32_t staged[kSteps][8], from[kSteps];  // where in a row
+  // A lane has one place in lines of 128 bytes, wherever a run starts: so eight neighbors store within one line, except
+  // those that have both ends of the run.
+  JAXBW_DEVICE void copy_whole(uint64_t first_run, uint64_t pitch, StagedRuns staged, uint32_t whole) const {
+    const uint32_t lane = ptx::lane_index_here(), row_mask = (16 << staged.lanes_log2) - 1;  // of bytes
+    const uint32_t step = ptx::kWarpSize >> staged.lanes_log2, place = lane * 16 & row_mask, line_mask = row_mask & 127;
+    const uint32_t before = place & (whole - 1);  // in its sector
+    const uint32_t bytes = staged.elements << staged.size_log2, source = buffer();
+    uint32_t row = lane >> staged.lanes_log2;
+    uint64_t address = first_run + row * pitch;
+#pragma unroll 1
+    for (uint32_t first = 0; first < staged.count; first += kSteps * step) {
+      uint32_t words[kSteps][8], from[kSteps];  // where in a row
 #pragma unroll
       for (uint32_t i = 0; i < kSteps; ++i) {
-        from[i] = (place - static_cast<uint32_t>(address + i * kRows * pitch) % kLine) % (kLanes * 16);
-        const uint32_t chunk = from[i] / 16;
-        ptx::load_shared(reinterpret_cast<uint32_t (&)[4]>(staged[i][0]),
-                         source + staged_offset<kRowBytes>(row + i * kRows, chunk));
-        ptx::load_shared(reinterpret_cast<uint32_t (&)[4]>(staged[i][4]),
-                         source + staged_offset<kRowBytes>(row + i * kRows, min(chunk + 1, kRowBytes / 16 - 1)));
+        from[i] = (place - (static_cast<uint32_t>(address + i * step * pitch) & line_mask)) & row_mask;
+        const uint32_t at = min(row + i * step, staged.count - 1), chunk = from[i] / 16;
+        ptx::load_shared(reinterpret_cast<uint32_t (&)[4]>(words[i][0]),
+                         source + staged_offset(staged.row_bytes, at, chunk));
+        ptx::load_shared(reinterpret_cast<uint32_t (&)[4]>(words[i][4]),
+                         source + staged_offset(staged.row_bytes, at, min(chunk + 1, staged.row_bytes / 16 - 1)));
       }
 #pragma unroll
-      for (uint32_t i = 0; i < kSteps; ++i, row += kRows, address += kRows * pitch) {
-        const uint32_t before = place % kWhole;  // in its sector
-        if (row < rows && from[i] >= before && from[i] - before + kWhole <= bytes) {
-          uint32_t words[4];
-          take_bytes<kSize>(words, staged[i], from[i] % 16);
-          ptx::store_global(reinterpret_cast<void*>(address + from[i]), words[0], words[1], words[2], words[3]);
+      for (uint32_t i = 0; i < kSteps; ++i, row += step, address += step * pitch) {
+        if (row < staged.count && from[i] >= before && from[i] - before + whole <= bytes) {
+          uint32_t taken[4];
+          take_bytes(taken, words[i], from[i] % 16);
+          ptx::store_global(reinterpret_cast<void*>(address + from[i]), taken[0], taken[1], taken[2], taken[3]);
         }
       }
     }
   }
 
-  // 16 bytes of 32, from a multiple of kSize on.
-  template <uint32_t kSize>
+  // 16 bytes of 32.
   static JAXBW_DEVICE void take_bytes(uint32_t (&words)[4], const uint32_t (&of)[8], uint32_t from) {
     uint32_t by_8[6], by_4[5];
 #pragma unroll
@@ -203,42 +208,49 @@ class StoreRing {
 #pragma unroll
     for (uint32_t i = 0; i < 5; ++i) by_4[i] = from & 4 ? by_8[i + 1] : by_8[i];
 #pragma unroll
-    for (uint32_t i = 0; i < 4; ++i) {
-      words[i] = kSize == 4 ? by_4[i] : __funnelshift_r(by_4[i], by_4[i + 1], from % 4 * 8);
-    }
+    for (uint32_t i = 0; i < 4; ++i) words[i] = __funnelshift_r(by_4[i], by_4[i + 1], from % 4 * 8);
   }
 
-  // The elements of a row in front of what copy_whole stores, and behind it.
-  template <uint32_t kSize, uint32_t kRowBytes, uint32_t kWhole>
-  JAXBW_DEVICE void copy_ends(uint64_t first_row, uint64_t pitch, uint32_t rows, uint32_t columns) const {
-    using Element = UnsignedOfSize<kSize>;
-    constexpr uint32_t kLanes = kWhole / kSize, kRows = ptx::kWarpSize / kLanes;  // of one step
-    constexpr uint32_t kSteps = 8 / kRows;
-    const uint32_t lane = ptx::lane_index_here(), source = buffer();
-    // Of rows of whole sectors, the two ends are one sector together, or nothing.
-    for (uint32_t number = lane % kLanes; number < (columns % kLanes == 0 ? 1 : 2) * kLanes; number += kLanes) {
-      uint64_t address = first_row + lane / kLanes * pitch;
-      for (uint32_t row = lane / kLanes, first = 0; first < rows; first += kSteps * kRows) {
-        Element staged[kSteps];
-        uint32_t column[kSteps];
+  // The elements of a run in front of what copy_whole stores, and behind it.
+  JAXBW_DEVICE void copy_ends(uint64_t first_run, uint64_t pitch, StagedRuns staged, uint32_t whole) const {
+    const uint32_t lane = ptx::lane_index_here(), size_log2 = staged.size_log2, source = buffer();
+    const uint32_t lanes = whole >> size_log2, step = ptx::kWarpSize / lanes, last = staged.elements - 1;
+    // Of runs of whole sectors, the two ends are one sector together, or nothing.
+    const uint32_t end = (staged.elements & (lanes - 1)) == 0 ? lanes : 2 * lanes;
+    for (uint32_t number = lane & (lanes - 1); number < end; number += lanes) {
+      uint32_t row = lane / lanes;
+      uint64_t address = first_run + row * pitch;
+#pragma unroll 1
+      for (uint32_t first = 0; first < staged.count; first += kSteps * step) {
+        uint32_t value[kSteps], element[kSteps];
 #pragma unroll
         for (uint32_t i = 0; i < kSteps; ++i) {
-          const uint32_t ahead =
-              min((0 - static_cast<uint32_t>(address + i * kRows * pitch)) / kSize % kLanes, columns);
-          const uint32_t whole = (columns - ahead) / kLanes * kLanes;
-          column[i] = number < ahead ? number : number + whole;
-          const uint32_t at = min(column[i], columns - 1) * kSize;
-          staged[i] = ptx::load_shared<Element>(source + staged_offset<kRowBytes>(row + i * kRows, at / 16) + at % 16);
+          const uint32_t to_sector = (0 - static_cast<uint32_t>(address + i * step * pitch)) >> size_log2;
+          const uint32_t ahead = min(to_sector & (lanes - 1), staged.elements);
+          const uint32_t inside = (staged.elements - ahead) & (0 - lanes);
+          element[i] = number < ahead ? number : number + inside;
+          const uint32_t at = min(element[i], last) << size_log2, staged_row = min(row + i * step, staged.count - 1);
+          const uint32_t word =
+              ptx::load_shared<uint32_t>(source + staged_offset(staged.row_bytes, staged_row, at / 16) + (at & 12));
+          value[i] = word >> at % 4 * 8;
         }
 #pragma unroll
-        for (uint32_t i = 0; i < kSteps; ++i, row += kRows, address += kRows * pitch) {
-          if (row < rows && column[i] < columns) ptx::store_global(address + column[i] * kSize, staged[i]);
+        for (uint32_t i = 0; i < kSteps; ++i, row += step, address += step * pitch) {
+          if (row < staged.count && element[i] <= last) {
+            store_element(address + (element[i] << size_log2), value[i], size_log2);
+          }
         }
       }
     }
   }
 
-  uint32_t buffers_, buffer_bytes_, box_rows_;
+  static JAXBW_DEVICE void store_element(uint64_t address, uint32_t value, uint32_t size_log2) {
+    if (size_log2 == 2) return ptx::store_global(address, value);
+    if (size_log2 == 1) return ptx::store_global(address, static_cast<uint16_t>(value));
+    ptx::store_global(address, static_cast<uint8_t>(value));
+  }
+
+  uint32_t buffers_, buffer_bytes_;
   uint32_t slot_ = 0;
 };
 

@@ -341,7 +341,7 @@ nb::dict plan_many(const std::string& family_name, const GemmProblem& problem, c
                               !check_launched(family, launched, c) && !check_work(work, launched, c) &&
                               !check_served(family, *instance, launched, c));
     const uint64_t split = work.tiles - work.whole_tiles, parts = split * c.split_k;
-    const bool skinny = is_skinny(family, c);
+    const bool skinny = instance != nullptr && instance->is_skinny();
     const uint64_t to_an_sm = skinny ? skinny_ctas_per_sm(skinny_tile(c), c.cluster_k) : 1;
     const uint64_t at_a_time = to_an_sm * (c.cluster_size() < resident.size() ? resident[c.cluster_size()] : 1);
     const uint64_t part_waves = ceil_div(parts, at_a_time);

@@ -111,15 +111,15 @@ def test_damaged_cubins_are_named(copy: Path) -> None:
     short = kernel_file(copy, "jaxbw_sm90_bf16_nn_64x128.cubin")
     short.write_bytes(short.read_bytes()[:-1000])
     kernel_file(copy, "jaxbw_sm100_16bit_2cta.cubin").write_text("version https://git-lfs")
-    other = kernel_file(copy, "jaxbw_sm90_f16_nn_64x256.cubin")
-    other.write_bytes((kernels / "jaxbw_sm90_f16_nn_64x192.cubin").read_bytes())
+    other = kernel_file(copy, "jaxbw_sm90_bf16_nt_64x256.cubin")
+    other.write_bytes((kernels / "jaxbw_sm90_bf16_nt_64x192.cubin").read_bytes())
     told = damaged(copy)
     whats = [problem["what"].rsplit("/")[-1] for problem in told["problems"]]
     assert sorted(whats) == [
         "jaxbw_sm100_16bit_2cta.cubin is no cubin",
         "jaxbw_sm90_bf16_nn_64x128.cubin is cut short",
         "jaxbw_sm90_bf16_nn_64x256.cubin cannot be read (No such file or directory)",
-        "jaxbw_sm90_f16_nn_64x256.cubin does not hold the kernel jaxbw_sm90_f16_nn_64x256",
+        "jaxbw_sm90_bf16_nt_64x256.cubin does not hold the kernel jaxbw_sm90_bf16_nt_64x256",
     ]
     assert all("--force-reinstall" in problem["remedy"] for problem in told["problems"])
     assert all(each["fault"] is None for each in told["self_test"])  # the emulator reads PTX

@@ -284,7 +284,8 @@ def _proposed_sm90_case(rng: random.Random, kernel: Kernel, waves: float, gpu: G
     output = rng.choice(tuple(OPERANDS))
     dtype, rhs_dtype = rng.choice(INPUTS[kernel.input])
     # Operands of 8 bits that are not K-major are repacked.
-    layout = kernel.layout if dtype in DTYPES else rng.choice(("nt", "nt", "nn", "tn", "tt"))
+    fixed = dtype in DTYPES and kernel.layout != "any"
+    layout = kernel.layout if fixed else rng.choice(("nt", "nt", "nn", "tn", "tt"))
     split_k = rng.choice((1, 1, 2, 3, 4, 6, limits("sm90")["max_split"]))
     epilogue = _epilogue(rng, output, gated)
     promoted = kernel.input == "8bit_promoted"

@@ -15,7 +15,7 @@ _TILES = {
     (128, True): (160, 128),
     (64, True): (192, 160, 128, 96, 64, 32),
     # Of few rows, without TMA.
-    **{(rows, False): (256, 128, 64, 32) for rows in (8, 16, 32)},
+    **{(rows, False): (128, 64, 32) for rows in (8, 16, 32)},
 }
 
 

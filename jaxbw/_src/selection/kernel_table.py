@@ -16,7 +16,7 @@ _FAMILIES = {"sm_90a": "sm90", "sm_100f": "sm100"}
 # Threads of a CTA. sm90: a producer warpgroup and two consumers. sm100: four role warps and four
 # epilogue warps.
 _GEMM_THREADS = {"sm90": 384, "sm100": 256}
-_SKINNY_THREADS = {32: 256, 64: 256, 128: 128, 256: 256}  # by a tile's columns
+_SKINNY_THREADS = {32: 256, 64: 256, 128: 128}  # by a tile's columns
 _OTHER_THREADS = {
     **{"repack": 256, "reduce": 512, "quantize": 256, "quantize_blocks": 512},
     "group_table": 512,
@@ -28,11 +28,11 @@ MATMULS = ("gemm", *_GEMM_FOR_SOME, "skinny", "grouped", "gathered")
 _SPANS = {"bf16": 64, "f16": 64, "8bit": 128, "8bit_promoted": 128, "tf32": 32}
 # Instances that differ only in their operands share a source, and its PTX, where this stands for a
 # number (cuda/gemm/operand_bits.h). On sm90 they are those of 16 bits of a tile, and its bits say:
-# lhs MN-major, rhs MN-major, f16. Row-major, "n", is K-major for lhs [m, k] and MN-major for rhs
-# [k, n]. On sm100 they are gemm kernels without scales of blocks, and it is log2 of the bytes of an
+# lhs MN-major, rhs MN-major, f16, any layout. Row-major, "n", is K-major for lhs [m, k] and MN-major
+# for rhs [k, n]. On sm100 they are gemm kernels without scales of blocks, and it is log2 of the bytes of an
 # element.
 _PLACEHOLDER = "0x4a584257"
-_OPERANDS = {"nn": 2, "nt": 0, "tn": 3, "tt": 1}
+_OPERANDS = {"nn": 2, "nt": 0, "tn": 3, "tt": 1, "any": 8}
 _ELEMENT_LOG2 = {"8bit": 0, "16bit": 1, "tf32": 2}
 _CHUNK = 32  # columns that the epilogue of sm_90 finishes at a time (kSm90Chunk)
 
@@ -270,8 +270,8 @@ def _sm90_faults(kernel: Kernel) -> Iterator[str]:
         yield f"block_k is not {span}"
     if kernel.input not in ("bf16", "f16") and kernel.layout != "nt":
         yield 'layout is not "nt": wgmma takes what is not of 16 bits K-major only'
-    if kernel.layout not in ("nn", "nt", "tn", "tt"):
-        yield 'layout is not "nn", "nt", "tn" or "tt": wgmma has it in the instruction'
+    if kernel.layout not in _OPERANDS or (kernel.layout == "any" and not kernel.is_gemm):
+        yield 'layout is not "nn", "nt", "tn" or "tt", nor "any" of a gemm kernel'
     if kernel.cta_group != 1:
         yield "cta_group is not 1: wgmma has no pairs"
     if kernel.block_m not in (64, 128, 192):

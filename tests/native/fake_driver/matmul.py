@@ -85,7 +85,7 @@ class Matmul:
         tile = f"{self.config['block_m'] // 2}x{self.config['block_n']}"
         kinds = {"f32": "tf32", "e4m3": f"8bit{'_promoted' * self.promoted}"}
         kind = kinds.get(self.dtype, self.dtype)
-        return f"jaxbw_sm90_{kind}_{self.layout}_{tile}"
+        return f"jaxbw_sm90_{kind}_{'any' if kind == 'f16' else self.layout}_{tile}"
 
     @property
     def device(self) -> int:

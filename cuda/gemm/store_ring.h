@@ -134,10 +134,10 @@ class StoreRing {
     const uint64_t pitch = (down ? params_.column_stride : params_.row_stride) << staged.size_log2;
     const uint64_t index = element_index(params_, origin.row, origin.column, origin.batch);
     const uint64_t first = reinterpret_cast<uint64_t>(destination) + (index << staged.size_log2);
-    const uint32_t whole = staged.row_bytes < 128 ? 16 : 32;
+    const uint32_t whole_log2 = staged.row_bytes < 128 ? 4 : 5, whole = 1 << whole_log2;
     copy_whole(first, pitch, staged, whole);
     if (((first | pitch | staged.elements << staged.size_log2) & (whole - 1)) != 0) {
-      copy_ends(first, pitch, staged, whole);
+      copy_ends(first, pitch, staged, whole_log2 - staged.size_log2);
     }
   }
 
@@ -166,7 +166,7 @@ class StoreRing {
   }
 
   // Loads of so many rows are under way at a time.
-  static constexpr uint32_t kSteps = 4;
+  static constexpr uint32_t kSteps = 2;
 
   // A lane has one place in lines of 128 bytes, wherever a run starts: so eight neighbors store within one line, except
   // those that have both ends of the run.
@@ -211,14 +211,15 @@ class StoreRing {
     for (uint32_t i = 0; i < 4; ++i) words[i] = __funnelshift_r(by_4[i], by_4[i + 1], from % 4 * 8);
   }
 
-  // The elements of a run in front of what copy_whole stores, and behind it.
-  JAXBW_DEVICE void copy_ends(uint64_t first_run, uint64_t pitch, StagedRuns staged, uint32_t whole) const {
+  // The elements of a run in front of what copy_whole stores, and behind it. As many lanes take a run as a sector has
+  // elements.
+  JAXBW_DEVICE void copy_ends(uint64_t first_run, uint64_t pitch, StagedRuns staged, uint32_t lanes_log2) const {
     const uint32_t lane = ptx::lane_index_here(), size_log2 = staged.size_log2, source = buffer();
-    const uint32_t lanes = whole >> size_log2, step = ptx::kWarpSize / lanes, last = staged.elements - 1;
+    const uint32_t lanes = 1 << lanes_log2, step = ptx::kWarpSize >> lanes_log2, last = staged.elements - 1;
     // Of runs of whole sectors, the two ends are one sector together, or nothing.
     const uint32_t end = (staged.elements & (lanes - 1)) == 0 ? lanes : 2 * lanes;
     for (uint32_t number = lane & (lanes - 1); number < end; number += lanes) {
-      uint32_t row = lane / lanes;
+      uint32_t row = lane >> lanes_log2;
       uint64_t address = first_run + row * pitch;
 #pragma unroll 1
       for (uint32_t first = 0; first < staged.count; first += kSteps * step) {

@@ -76,10 +76,8 @@ InstancesOfProblem::InstancesOfProblem(const KernelFamily& family, const GemmPro
   if (launched.grouped != Grouped::kNone) {
     add(launched.gathered() ? "gathered" : "grouped");
   } else {
-    add("skinny");
-    add("gemm");
-    add("plain");  // find() takes these for tiles that have no kernel for all launches
-    add("cast");
+    // In the order of find(): not all tiles have a kernel for all launches.
+    for (const std::string_view role : {"skinny", "gemm", "plain", "cast", "elementwise", "fused"}) add(role);
   }
 }
 
@@ -102,8 +100,8 @@ Violation InstancesOfProblem::missing(const GemmConfig& c) const {
       Rule::block_n_of_operands, {{"block_n", c.block_n}, {"block_m", c.block_m}, {"pingpong", c.pingpong}}, columns};
 }
 
-const KernelInstance* serving_kernel(const KernelInstance& of_tile, const GemmProblem& p, const GemmConfig& c,
-                                     const EpiloguePlan& epilogue) {
+const KernelInstance* InstancesOfProblem::serving(const KernelInstance& of_tile, const GemmProblem& p,
+                                                  const GemmConfig& c, const EpiloguePlan& epilogue) const {
   if (of_tile.has_groups() || of_tile.is_skinny()) return &of_tile;
   const bool whole = c.split_k == 1 && c.cluster_k == 1 && epilogue.store_path == StorePath::kTma;
   const bool casts = epilogue.path == EpiloguePath::kCast, more = p.save || epilogue.residual_stages != 0;
@@ -117,8 +115,13 @@ const KernelInstance* serving_kernel(const KernelInstance& of_tile, const GemmPr
                  {elementwise, "fused"},
                  {true, "gemm"}};
   for (const auto& [serves, role] : kernels) {
-    const KernelInstance* const found = serves ? find_instance(of_tile, role) : nullptr;
-    if (found != nullptr) return found;
+    if (!serves) continue;
+    for (const KernelInstance* instance : instances_) {
+      if (instance->role == role && instance->rows == of_tile.rows && instance->columns == of_tile.columns &&
+          instance->cta_group == of_tile.cta_group) {
+        return instance;
+      }
+    }
   }
   return nullptr;
 }

@@ -21,7 +21,7 @@ Grouped grouped_by(std::string_view kernel, Major a_major);
 // A type of operands that a gemm kernel takes: all of its have one size.
 DataType operand_type(const KernelInstance& instance);
 
-// The gemm kernels that take the operands of a problem, as it is launched.
+// The kernels that take the operands of a problem, as it is launched.
 class InstancesOfProblem {
  public:
   InstancesOfProblem(const KernelFamily& family, const GemmProblem& launched);
@@ -31,6 +31,11 @@ class InstancesOfProblem {
 
   // Why there is none.
   Violation missing(const GemmConfig& config) const;
+
+  // The kernel that serves a launch: of those of its tile, which find() finds, the one that can do least (Scope in
+  // gemm/sm90_context.h). Not all tiles have all; null where none of them serves it.
+  const KernelInstance* serving(const KernelInstance& of_tile, const GemmProblem& launched, const GemmConfig& config,
+                                const EpiloguePlan& epilogue) const;
 
  private:
   const KernelFamily& family_;
@@ -45,11 +50,6 @@ const std::set<CtaTile>& sm90_tiles(bool pingpong);
 
 // Columns of the tiles with so many rows.
 std::vector<uint32_t> columns_of(const std::set<CtaTile>& tiles, uint32_t rows);
-
-// The kernel that serves a launch: of those of its tile the one that can do least (Scope in gemm/sm90_context.h). Not
-// all tiles have all; null where none of them serves it.
-const KernelInstance* serving_kernel(const KernelInstance& of_tile, const GemmProblem& launched,
-                                     const GemmConfig& config, const EpiloguePlan& epilogue);
 
 // The one that takes the place of a kernel that stores by TMA alone where an address does not allow it; a kernel that
 // stores any way itself. Empty where there is none.

@@ -59,9 +59,11 @@ struct EpiloguePlan {
   StorePath store_path;
 };
 
-// Fails where no kernel of a tile serves such a launch. `of_tile`: one of them, as InstancesOfProblem finds it.
-Verdict check_served(const KernelFamily& family, const KernelInstance& of_tile, const GemmProblem& launched,
-                     const GemmConfig& config);
+class InstancesOfProblem;
+
+// Fails where no kernel of a tile serves such a launch. `of_tile`: one of them, as `instances` find it.
+Verdict check_served(const KernelFamily& family, const InstancesOfProblem& instances, const KernelInstance& of_tile,
+                     const GemmProblem& launched, const GemmConfig& config);
 
 // The same for every device: the workspace is sized when a call is traced.
 struct GemmPlan {

@@ -50,7 +50,8 @@ EpiloguePlan epilogue_plan(const KernelFamily& family, const GemmProblem& launch
 }
 
 Violation not_served(const KernelInstance& of_tile, const GemmConfig& c) {
-  return {of_tile.role == "cast" ? Rule::cast_only : Rule::whole_tiles, {{"block_m", c.block_m}, {"block_n", c.block_n}, {"pingpong", c.pingpong}}};
+  return {of_tile.role == "cast" ? Rule::cast_only : Rule::whole_tiles,
+          {{"block_m", c.block_m}, {"block_n", c.block_n}, {"pingpong", c.pingpong}}};
 }
 
 }  // namespace
@@ -73,10 +74,10 @@ GemmProblem as_launched(const GemmProblem& problem, const GemmConfig& config) {
   return launched;
 }
 
-Verdict check_served(const KernelFamily& family, const KernelInstance& of_tile, const GemmProblem& launched,
-                     const GemmConfig& c) {
+Verdict check_served(const KernelFamily& family, const InstancesOfProblem& instances, const KernelInstance& of_tile,
+                     const GemmProblem& launched, const GemmConfig& c) {
   if (!of_tile.for_some()) return {};
-  if (serving_kernel(of_tile, launched, c, epilogue_plan(family, launched, c)) != nullptr) return {};
+  if (instances.serving(of_tile, launched, c, epilogue_plan(family, launched, c)) != nullptr) return {};
   return not_served(of_tile, c);
 }
 
@@ -143,7 +144,7 @@ Planned<GemmPlan> plan_gemm(const KernelFamily& family, const GemmProblem& probl
   const Work work = work_of(family, launched, config);
   if (Verdict broken = check_work(work, launched, config)) return *std::move(broken);
   const EpiloguePlan epilogue = epilogue_plan(family, launched, config);
-  const KernelInstance* const serving = serving_kernel(*instance, launched, config, epilogue);
+  const KernelInstance* const serving = instances.serving(*instance, launched, config, epilogue);
   if (serving == nullptr) return not_served(*instance, config);
   config.kernel = serving->name;
   return GemmPlan{&family, problem, config, launched, work, layout_of(family, launched, config, work), epilogue};

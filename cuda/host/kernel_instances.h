@@ -36,12 +36,12 @@ constexpr const KernelInstance* find_instance(std::string_view name) {
   return nullptr;
 }
 
-// The one of another role for the same operands and tile; null where there is none.
+// The one of another role for the same operands, maybe of any layout, and tile; null where there is none.
 constexpr const KernelInstance* find_instance(const KernelInstance& like, std::string_view role) {
   for (const KernelInstance& instance : kKernelInstances) {
     if (instance.role == role && instance.family == like.family && instance.input == like.input &&
-        instance.layout == like.layout && instance.rows == like.rows && instance.columns == like.columns &&
-        instance.cta_group == like.cta_group) {
+        (instance.layout == like.layout || instance.layout == "any") && instance.rows == like.rows &&
+        instance.columns == like.columns && instance.cta_group == like.cta_group) {
       return &instance;
     }
   }

@@ -339,7 +339,7 @@ nb::dict plan_many(const std::string& family_name, const GemmProblem& problem, c
     const Work work = work_of(family, launched, c);
     set(GridField::legal, sound && instance != nullptr && !check_config(family, c) &&
                               !check_launched(family, launched, c) && !check_work(work, launched, c) &&
-                              !check_served(family, *instance, launched, c));
+                              !check_served(family, instances, *instance, launched, c));
     const uint64_t split = work.tiles - work.whole_tiles, parts = split * c.split_k;
     const bool skinny = instance != nullptr && instance->is_skinny();
     const uint64_t to_an_sm = skinny ? skinny_ctas_per_sm(skinny_tile(c), c.cluster_k) : 1;

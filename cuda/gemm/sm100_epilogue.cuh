@@ -138,7 +138,7 @@ JAXBW_DEVICE void store_chunk(const float (&values)[kColumns], const GemmParams&
     if (p.store_path == StorePath::kTma) {
       stores.store_by_tma(*target.map, box);
     } else {
-      stores.copy(target.result.data, box, StagedRuns::of<kSize, kColumns>(rows, kColumns));
+      stores.copy<kSize, kColumns>(target.result.data, box, rows, kColumns);
     }
   }
 }

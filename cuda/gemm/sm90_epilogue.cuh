@@ -89,7 +89,8 @@ JAXBW_DEVICE void stage_transposed(const float (&sums)[kChunk], uint32_t buffer)
   }
 }
 
-// Sums of one chunk of columns -> D, where the formula is a cast.
+// Sums of one chunk of columns -> D, where the formula is a cast. What copies a chunk stands in the code once for all
+// types and both ways: it is much of a kernel.
 JAXBW_DEVICE void cast_chunk(const float (&sums)[kChunk], const GemmParams& p, StoreOrigin box, StoreRing& stores) {
   const uint32_t buffer = stores.acquire_all();
   StagedRuns staged;
@@ -102,7 +103,7 @@ JAXBW_DEVICE void cast_chunk(const float (&sums)[kChunk], const GemmParams& p, S
       staged = StagedRuns::of<size_bytes(kType), kSm90Chunk>(kBlockRows, kSm90Chunk);
     }
   });
-  stores.copy(p.output.data, box, staged);
+  stores.copy_any(p.output.data, box, staged);
 }
 
 // Leaves a part's sums. Returns what this warp has to finish of its slice.
@@ -258,6 +259,26 @@ JAXBW_DEVICE void save_boxes(const float (&accumulators)[kCount], const GemmPara
   });
 }
 
+// Boxes of kStep accumulators, of kCount, that TMA does not store, each in kParts: stages each part by
+// stage.operator()<kFirst, kPart>(buffer), and stores it by store(box, part). The latter stands in the code once.
+template <uint32_t kBlockN, uint32_t kStep, uint32_t kParts, uint32_t kCount, typename Stage, typename Store>
+JAXBW_DEVICE void copy_boxes(const GemmParams& p, StoreOrigin tile, uint32_t row, StoreRing& stores, const Stage& stage,
+                             const Store& store) {
+#pragma unroll 1
+  for (uint32_t at = 0; at < kParts * kCount; at += kStep) {
+    if (!holds_results<kBlockN>(p, at / (kParts * kStep) * kStep)) continue;
+    const uint32_t buffer = stores.acquire_all();
+    StoreOrigin box;
+    for_each_step<kStep, kParts * kCount>([&]<uint32_t kAt>() {
+      if (at != kAt) return;
+      constexpr uint32_t kFirst = kAt / (kParts * kStep) * kStep;
+      stage.template operator()<kFirst, kAt / kStep % kParts>(buffer);
+      box = box_origin<kBlockN, kFirst>(tile, row);
+    });
+    store(box, at / kStep % kParts);
+  }
+}
+
 // Columns of a tile that are staged at a time where rows are stored whole: as many as divide it, in steps of a chunk,
 // and fit, and whose rows are whole swizzle spans or a chunk.
 constexpr uint32_t row_columns(uint32_t block_n, uint32_t most, uint32_t size) {
@@ -269,68 +290,40 @@ constexpr uint32_t row_columns(uint32_t block_n, uint32_t most, uint32_t size) {
 }
 static_assert(row_columns(256, 256, 2) == 256 && row_columns(192, 128, 4) == 96 && row_columns(96, 256, 2) == 32);
 
-// A box of a tile that TMA does not store: where it starts in D, and what is staged of it.
-struct StagedBox {
-  StoreOrigin origin;
-  StagedRuns runs;
-};
+// The same as cast_boxes, by rows that TMA cannot store: eight whole rows of the tile at a time, or as much of them as
+// the two staging buffers hold.
+template <uint32_t kSize, uint32_t kBlockN, uint32_t kCount>
+JAXBW_DEVICE void cast_rows(const float (&accumulators)[kCount], const GemmParams& p, StoreOrigin tile, uint32_t row,
+                            StoreRing& stores) {
+  constexpr uint32_t kRows = kBlockRows / 2, kMost = 2 * kSwizzleSpan * kBlockRows / kRows / kSize;
+  constexpr uint32_t kColumns = row_columns(kBlockN, kMost, kSize);
+  const uint32_t columns = min(kColumns, p.tile_columns);  // of a gated matmul, half of a tile is results
+  copy_boxes<kBlockN, registers_of(kColumns), 2, kCount>(
+      p, tile, row, stores,
+      [&]<uint32_t kFirst, uint32_t kHalf>(uint32_t buffer) {
+        with_type_of_size<kSize>(
+            p.output.type, [&]<DataType kType>() { stage_half<kType, kColumns, kFirst, kHalf>(accumulators, buffer); });
+      },
+      [&](StoreOrigin box, uint32_t half) {
+        box.row += half * kRows;
+        stores.copy<kSize, kColumns>(p.output.data, box, kRows, columns);
+      });
+}
 
-// Stages the numbered box of eight whole rows of the tile, or as much of them as the two staging buffers hold.
-template <DataType kType, uint32_t kBlockN, uint32_t kCount>
-struct RowBoxes {
-  static constexpr uint32_t kSize = size_bytes(kType), kRows = kBlockRows / 2;
-  static constexpr uint32_t kColumns = row_columns(kBlockN, 2 * kSwizzleSpan * kBlockRows / kRows / kSize, kSize);
-  static constexpr uint32_t kStep = registers_of(kColumns), kBoxes = 2 * kCount / kStep;
-
-  static JAXBW_DEVICE void stage(StagedBox& box, const float (&accumulators)[kCount], const GemmParams& p,
-                                 uint32_t number, StoreOrigin tile, uint32_t row, uint32_t buffer) {
-    for_each_step<1, kBoxes>([&]<uint32_t kNumber>() {
-      constexpr uint32_t kFirst = kNumber / 2 * kStep, kHalf = kNumber % 2;
-      if (number != kNumber || !holds_results<kBlockN>(p, kFirst)) return;
-      stage_half<kType, kColumns, kFirst, kHalf>(accumulators, buffer);
-      box.origin = box_origin<kBlockN, kFirst>(tile, row + kHalf * kRows);
-      // Of a gated matmul, half of a tile is results.
-      box.runs = StagedRuns::of<kSize, kColumns>(kRows, min(kColumns, p.tile_columns));
-    });
-  }
-};
-
-// The same of a chunk of columns, where D's neighbors are below each other.
-template <DataType kType, uint32_t kBlockN, uint32_t kCount>
-struct ColumnBoxes {
-  static constexpr uint32_t kBoxes = kCount / kChunk;
-
-  static JAXBW_DEVICE void stage(StagedBox& box, const float (&accumulators)[kCount], const GemmParams& p,
-                                 uint32_t number, StoreOrigin tile, uint32_t row, uint32_t buffer) {
-    for_each_step<1, kBoxes>([&]<uint32_t kNumber>() {
-      constexpr uint32_t kFirst = kNumber * kChunk;
-      if (number != kNumber || !holds_results<kBlockN>(p, kFirst)) return;
-      stage_transposed<kType>(reinterpret_cast<const float (&)[kChunk]>(accumulators[kFirst]), buffer);
-      box = {box_origin<kBlockN, kFirst>(tile, row),
-             StagedRuns::of<size_bytes(kType), kBlockRows>(kSm90Chunk, kBlockRows, true)};
-    });
-  }
-};
-
-// The same as cast_boxes, where TMA does not store. What stores a box stands in the code once.
-template <uint32_t kBlockN, uint32_t kCount>
-JAXBW_DEVICE void copy_boxes(const float (&accumulators)[kCount], const GemmParams& p, StoreOrigin tile, uint32_t row,
-                             StoreRing& stores) {
-  uint32_t boxes = 1;
-#pragma unroll 1
-  for (uint32_t number = 0; number < boxes; ++number) {
-    const uint32_t buffer = stores.acquire_all();
-    StagedBox box{};  // of a gated matmul, some have no results
-    with_type(p.output.type, [&]<DataType kType>() {
-      const auto stage = [&]<typename Boxes>() {
-        boxes = Boxes::kBoxes;
-        Boxes::stage(box, accumulators, p, number, tile, row, buffer);
-      };
-      if (runs_down(p)) return stage.template operator()<ColumnBoxes<kType, kBlockN, kCount>>();
-      stage.template operator()<RowBoxes<kType, kBlockN, kCount>>();
-    });
-    stores.copy(p.output.data, box.origin, box.runs);
-  }
+// The same, where D's neighbours are below each other.
+template <uint32_t kSize, uint32_t kBlockN, uint32_t kCount>
+JAXBW_DEVICE void cast_columns(const float (&accumulators)[kCount], const GemmParams& p, StoreOrigin tile, uint32_t row,
+                               StoreRing& stores) {
+  copy_boxes<kBlockN, kChunk, 1, kCount>(
+      p, tile, row, stores,
+      [&]<uint32_t kFirst, uint32_t>(uint32_t buffer) {
+        with_type_of_size<kSize>(p.output.type, [&]<DataType kType>() {
+          stage_transposed<kType>(reinterpret_cast<const float (&)[kChunk]>(accumulators[kFirst]), buffer);
+        });
+      },
+      [&](StoreOrigin box, uint32_t) {
+        stores.copy<kSize, kBlockRows>(p.output.data, box, kSm90Chunk, kBlockRows, true);
+      });
 }
 
 // All boxes of a tile, whichever way D is stored. kByTma: it is known that TMA stores it.
@@ -342,7 +335,15 @@ JAXBW_DEVICE void cast_tile(const float (&accumulators)[kCount], const GemmParam
       cast_boxes<kType, kBlockN>(accumulators, p, tile, row, stores, profile);
     });
   }
-  copy_boxes<kBlockN>(accumulators, p, tile, row, stores);
+  with_size(p.output.type, [&]<uint32_t kSize>() {
+    if constexpr (kSize == 1) {  // that path is kGeneral
+      return;
+    } else if (p.store_path == StorePath::kRows) {
+      cast_rows<kSize, kBlockN>(accumulators, p, tile, row, stores);
+    } else {
+      cast_columns<kSize, kBlockN>(accumulators, p, tile, row, stores);
+    }
+  });
 }
 
 }  // namespace jaxbw::sm90

@@ -57,6 +57,10 @@ struct StagedRuns {
   uint32_t row_bytes, lanes_log2;  // of the buffer; lanes that take a row, 16 bytes each
   bool down;
 
+  // Bytes that are stored at once, at a multiple of them.
+  constexpr uint32_t whole_log2() const { return row_bytes < 128 ? 4 : 5; }
+  constexpr uint32_t whole() const { return 1 << whole_log2(); }
+
   // In rows of kRowElements elements of kSize bytes.
   template <uint32_t kSize, uint32_t kRowElements>
   static constexpr StagedRuns of(uint32_t count, uint32_t elements, bool down = false) {
@@ -117,28 +121,22 @@ class StoreRing {
     advance();
   }
 
-  // The same by threads.
-  //
-  // Runs may start anywhere, but what L2 takes best is whole sectors of 32 bytes. So of these a lane stores 16 bytes,
-  // wherever they lie in the staging buffer; at both ends of a run it stores elements. Narrow runs have few whole
-  // sectors, or none: there whole multiples of 16 bytes are enough. Of all widths and types the code is one: it is much
-  // of a kernel.
-  JAXBW_DEVICE void copy(void* destination, StoreOrigin origin, StagedRuns staged) const {
-    __syncwarp();
-    const bool down = staged.down;
-    const uint32_t rows = inside(origin.row, down ? staged.elements : staged.count, params_.m);
-    const uint32_t columns = inside(origin.column, down ? staged.count : staged.elements, params_.n);
-    staged.count = down ? columns : rows;
-    staged.elements = down ? rows : columns;
-    if (staged.elements == 0 || staged.count == 0) return;
-    const uint64_t pitch = (down ? params_.column_stride : params_.row_stride) << staged.size_log2;
-    const uint64_t index = element_index(params_, origin.row, origin.column, origin.batch);
-    const uint64_t first = reinterpret_cast<uint64_t>(destination) + (index << staged.size_log2);
-    const uint32_t whole_log2 = staged.row_bytes < 128 ? 4 : 5, whole = 1 << whole_log2;
-    copy_whole(first, pitch, staged, whole);
-    if (((first | pitch | staged.elements << staged.size_log2) & (whole - 1)) != 0) {
-      copy_ends(first, pitch, staged, whole_log2 - staged.size_log2);
-    }
+  // The same by threads: `count` runs of elements that are neighbors in a row of D or, `down`, in a column. The buffer
+  // has kRowElements of kSize bytes for each, of which `elements` are staged.
+  template <uint32_t kSize, uint32_t kRowElements>
+  JAXBW_DEVICE void copy(void* destination, StoreOrigin origin, uint32_t count, uint32_t elements,
+                         bool down = false) const {
+    constexpr StagedRuns kOne = StagedRuns::of<kSize, kRowElements>(1, 1);
+    constexpr uint32_t kRows = ptx::kWarpSize >> kOne.lanes_log2, kEndRows = ptx::kWarpSize * kSize / kOne.whole();
+    copy_runs < kRows < 4 ? 4
+    : kRows < 16          ? 16 / kRows
+                          : 1,
+        kEndRows<8 ? 8 / kEndRows : 1>(destination, origin, StagedRuns::of<kSize, kRowElements>(count, elements, down));
+  }
+
+  // The same by one copy of the code for all types and widths, which takes some percent longer.
+  JAXBW_DEVICE void copy_any(void* destination, StoreOrigin origin, StagedRuns staged) const {
+    copy_runs<2, 2>(destination, origin, staged);
   }
 
   // All buffers, where no store goes by TMA: the address of the first, which is then in turn.
@@ -165,12 +163,33 @@ class StoreRing {
     return first < extent ? min(count, extent - first) : 0;
   }
 
-  // Loads of so many rows are under way at a time.
-  static constexpr uint32_t kSteps = 2;
+  // Runs may start anywhere, but what L2 takes best is whole sectors of 32 bytes. So of these a lane stores 16 bytes,
+  // wherever they lie in the staging buffer; at both ends of a run it stores elements. Narrow runs have few whole
+  // sectors, or none: there whole multiples of 16 bytes are enough. Loads of kSteps and kEndSteps rows are under way at
+  // a time.
+  template <uint32_t kSteps, uint32_t kEndSteps>
+  JAXBW_DEVICE void copy_runs(void* destination, StoreOrigin origin, StagedRuns staged) const {
+    __syncwarp();
+    const bool down = staged.down;
+    const uint32_t rows = inside(origin.row, down ? staged.elements : staged.count, params_.m);
+    const uint32_t columns = inside(origin.column, down ? staged.count : staged.elements, params_.n);
+    staged.count = down ? columns : rows;
+    staged.elements = down ? rows : columns;
+    if (staged.elements == 0 || staged.count == 0) return;
+    const uint64_t pitch = (down ? params_.column_stride : params_.row_stride) << staged.size_log2;
+    const uint64_t index = element_index(params_, origin.row, origin.column, origin.batch);
+    const uint64_t first = reinterpret_cast<uint64_t>(destination) + (index << staged.size_log2);
+    copy_whole<kSteps>(first, pitch, staged);
+    if (((first | pitch | staged.elements << staged.size_log2) & (staged.whole() - 1)) != 0) {
+      copy_ends<kEndSteps>(first, pitch, staged);
+    }
+  }
 
   // A lane has one place in lines of 128 bytes, wherever a run starts: so eight neighbors store within one line, except
   // those that have both ends of the run.
-  JAXBW_DEVICE void copy_whole(uint64_t first_run, uint64_t pitch, StagedRuns staged, uint32_t whole) const {
+  template <uint32_t kSteps>
+  JAXBW_DEVICE void copy_whole(uint64_t first_run, uint64_t pitch, StagedRuns staged) const {
+    const uint32_t whole = staged.whole();
     const uint32_t lane = ptx::lane_index_here(), row_mask = (16 << staged.lanes_log2) - 1;  // of bytes
     const uint32_t step = ptx::kWarpSize >> staged.lanes_log2, place = lane * 16 & row_mask, line_mask = row_mask & 127;
     const uint32_t before = place & (whole - 1);  // in its sector
@@ -183,7 +202,7 @@ class StoreRing {
 #pragma unroll
       for (uint32_t i = 0; i < kSteps; ++i) {
         from[i] = (place - (static_cast<uint32_t>(address + i * step * pitch) & line_mask)) & row_mask;
-        const uint32_t at = min(row + i * step, staged.count - 1), chunk = from[i] / 16;
+        const uint32_t at = row + i * step, chunk = from[i] / 16;
         ptx::load_shared(reinterpret_cast<uint32_t (&)[4]>(words[i][0]),
                          source + staged_offset(staged.row_bytes, at, chunk));
         ptx::load_shared(reinterpret_cast<uint32_t (&)[4]>(words[i][4]),
@@ -213,7 +232,9 @@ class StoreRing {
 
   // The elements of a run in front of what copy_whole stores, and behind it. As many lanes take a run as a sector has
   // elements.
-  JAXBW_DEVICE void copy_ends(uint64_t first_run, uint64_t pitch, StagedRuns staged, uint32_t lanes_log2) const {
+  template <uint32_t kSteps>
+  JAXBW_DEVICE void copy_ends(uint64_t first_run, uint64_t pitch, StagedRuns staged) const {
+    const uint32_t lanes_log2 = staged.whole_log2() - staged.size_log2;
     const uint32_t lane = ptx::lane_index_here(), size_log2 = staged.size_log2, source = buffer();
     const uint32_t lanes = 1 << lanes_log2, step = ptx::kWarpSize >> lanes_log2, last = staged.elements - 1;
     // Of runs of whole sectors, the two ends are one sector together, or nothing.
@@ -230,9 +251,9 @@ class StoreRing {
           const uint32_t ahead = min(to_sector & (lanes - 1), staged.elements);
           const uint32_t inside = (staged.elements - ahead) & (0 - lanes);
           element[i] = number < ahead ? number : number + inside;
-          const uint32_t at = min(element[i], last) << size_log2, staged_row = min(row + i * step, staged.count - 1);
+          const uint32_t at = min(element[i], last) << size_log2;
           const uint32_t word =
-              ptx::load_shared<uint32_t>(source + staged_offset(staged.row_bytes, staged_row, at / 16) + (at & 12));
+              ptx::load_shared<uint32_t>(source + staged_offset(staged.row_bytes, row + i * step, at / 16) + (at & 12));
           value[i] = word >> at % 4 * 8;
         }
 #pragma unroll

@@ -82,11 +82,10 @@ def test_gated_matmuls(block_n: int, output: str, layout: str) -> None:
 
 
 @pytest.mark.parametrize("layout", ["nn", "nt"])
-@pytest.mark.parametrize("block_n", [128, 256])
-def test_gated_few_rows(block_n: int, layout: str) -> None:
+def test_gated_few_rows(layout: str) -> None:
     """Gate and up are halves of a tile, and of what the CTAs of a cluster send each other."""
     for block_m, parts in itertools.product((8, 16, 32), (1, 2, 8)):
-        case = Case(block_m - 3, 408, 1096, block_m=block_m, block_n=block_n, cluster_k=parts)
+        case = Case(block_m - 3, 408, 1096, block_m=block_m, block_n=128, cluster_k=parts)
         case = replace(case, layout=layout, gated=True)
         check(case, repeats=3)
         check(replace(case, n=331, output="f32", activation="silu", integers=False))

@@ -93,7 +93,7 @@ JAXBW_DEVICE void stage_transposed(const float (&sums)[kChunk], uint32_t buffer)
 // types and both ways: it is much of a kernel.
 JAXBW_DEVICE void cast_chunk(const float (&sums)[kChunk], const GemmParams& p, StoreOrigin box, StoreRing& stores) {
   const uint32_t buffer = stores.acquire_all();
-  StagedRuns staged;
+  StagedRuns staged;  // set to zero here, ptxas spills registers of wide tiles of 8 bits
   with_type(p.output.type, [&]<DataType kType>() {
     if (runs_down(p)) {
       stage_transposed<kType>(sums, buffer);

@@ -28,9 +28,9 @@ MATMULS = ("gemm", *_GEMM_FOR_SOME, "skinny", "grouped", "gathered")
 _SPANS = {"bf16": 64, "f16": 64, "8bit": 128, "8bit_promoted": 128, "tf32": 32}
 # Instances that differ only in their operands share a source, and its PTX, where this stands for a
 # number (cuda/gemm/operand_bits.h). On sm90 they are those of 16 bits of a tile, and its bits say:
-# lhs MN-major, rhs MN-major, f16, any layout. Row-major, "n", is K-major for lhs [m, k] and MN-major
-# for rhs [k, n]. On sm100 they are gemm kernels without scales of blocks, and it is log2 of the bytes of an
-# element.
+# lhs MN-major, rhs MN-major, f16, any layout. Row-major, "n", is K-major for lhs [m, k] and
+# MN-major for rhs [k, n]. On sm100 they are gemm kernels without scales of blocks, and it is log2
+# of the bytes of an element.
 _PLACEHOLDER = "0x4a584257"
 _OPERANDS = {"nn": 2, "nt": 0, "tn": 3, "tt": 1, "any": 8}
 _ELEMENT_LOG2 = {"8bit": 0, "16bit": 1, "tf32": 2}

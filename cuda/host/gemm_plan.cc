@@ -49,9 +49,8 @@ EpiloguePlan epilogue_plan(const KernelFamily& family, const GemmProblem& launch
   return {in_ring, path, store_path(family, launched, config, path, 0)};
 }
 
-Violation not_served(const KernelInstance& of_tile, const GemmConfig& c) {
-  return {of_tile.role == "cast" ? Rule::cast_only : Rule::whole_tiles,
-          {{"block_m", c.block_m}, {"block_n", c.block_n}, {"pingpong", c.pingpong}}};
+Violation not_served(const GemmConfig& c) {
+  return {Rule::whole_tiles, {{"block_m", c.block_m}, {"block_n", c.block_n}, {"pingpong", c.pingpong}}};
 }
 
 }  // namespace
@@ -78,7 +77,7 @@ Verdict check_served(const KernelFamily& family, const InstancesOfProblem& insta
                      const GemmProblem& launched, const GemmConfig& c) {
   if (!of_tile.for_some()) return {};
   if (instances.serving(of_tile, launched, c, epilogue_plan(family, launched, c)) != nullptr) return {};
-  return not_served(of_tile, c);
+  return not_served(c);
 }
 
 Work work_of(const KernelFamily& family, const GemmProblem& p, const GemmConfig& c) {
@@ -145,7 +144,7 @@ Planned<GemmPlan> plan_gemm(const KernelFamily& family, const GemmProblem& probl
   if (Verdict broken = check_work(work, launched, config)) return *std::move(broken);
   const EpiloguePlan epilogue = epilogue_plan(family, launched, config);
   const KernelInstance* const serving = instances.serving(*instance, launched, config, epilogue);
-  if (serving == nullptr) return not_served(*instance, config);
+  if (serving == nullptr) return not_served(config);
   config.kernel = serving->name;
   return GemmPlan{&family, problem, config, launched, work, layout_of(family, launched, config, work), epilogue};
 }

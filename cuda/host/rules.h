@@ -87,7 +87,6 @@ namespace jaxbw {
     "of sm_100 a grouped matmul has no CLC, one span of K, 64, 128 or a pair's 256 rows, 32 columns or multiples")     \
   X(block_n_of_operands,                                                                                               \
     "block_n is {block_n}; of such operands, with block_m {block_m} and pingpong {pingpong}, it is {takes}")           \
-  X(cast_only, "{block_m}x{block_n}, pingpong {pingpong}, has kernels for a cast alone")                               \
   X(whole_tiles,                                                                                                       \
     "{block_m}x{block_n}, pingpong {pingpong}, has kernels for whole tiles that TMA stores, no residual, none saved")  \
   X(skinny, "a tile of {block_m} rows has no cluster but along K, no split_k and no swap_ab")                          \

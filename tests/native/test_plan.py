@@ -504,7 +504,6 @@ BROKEN: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         {"rhs_major": Major.MN, "c": DataType.F32},
         {"block_m": 192, "block_n": 192},
     ),
-    "cast_only": ("sm90", {"bias": DataType.F32}, {"block_m": 256, "block_n": 32}),
     "skinny": ("sm90", {}, {"block_m": 16, "split_k": 2}),
     "skinny, cluster": ("sm90", {}, {"block_m": 16, "cluster": (1, 2)}),
     "skinny_epilogue": ("sm90", {"save": True}, {"block_m": 16}),

@@ -22,7 +22,7 @@ class GemmConfig:
     Args:
       block_m, block_n: rows and columns of accumulators that one MMA group computes. sm90: block_m
         128 or 256, with pingpong 64 or 128; block_n 32, 64, 96, 128, 160, 192 or 256, with the
-        larger block_m 32 (no epilogue) or 128. Of 16 bits also 192x192 and 128x320, with pingpong
+        larger block_m 32 or 128. Of 16 bits also 192x192 and 128x320, with pingpong
         192x96 and 128x160, for whole tiles (no part of K, no swap_ab), with bias and activation at
         most, and rows of the result of multiples of 16 bytes; and for few rows block_m 8, 16 or 32
         with block_n 32, 64 or 128, with alpha, bias, activation, gate and residual at most; of

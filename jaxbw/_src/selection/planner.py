@@ -100,8 +100,6 @@ MESSAGES: Mapping[str, str] = {
     "block_n_of_operands": "block_n is {block_n}; of such operands {family} takes {listed} here",
     "whole_tiles": "a tile of {block_m}x{block_n} takes no split_k, cluster_k, swap_ab, c, "
     "residual or gate, saves nothing, and stores rows of multiples of 16 bytes",
-    "cast_only": "a tile of {block_m}x{block_n} takes no c, bias, activation, residual, gate or "
-    "factor, and saves nothing",
     "block_scales_swap": "swap_ab is True and there are scales of blocks of 128: leave it False",
     "mx_gated": "block_n is {block_n}; of a gated matmul in an MX format, with cta_group "
     "{cta_group}, it is {takes}",

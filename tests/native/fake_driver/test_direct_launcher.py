@@ -192,7 +192,7 @@ F32_MATMUL = replace(HOPPER, dtype="f32")
         (HOPPER, {"kernel": "gemm"}, "no kernel family is known for kernel 'gemm'"),
         (
             HOPPER,
-            {"kernel": "jaxbw_sm90_f16_nt_64x128"},
+            {"kernel": "jaxbw_sm90_f16_any_64x128"},
             "needs kernel jaxbw_sm90_plain_bf16_nt_64x128",
         ),
         (F32_MATMUL, {"block_m": 256}, "no kernel takes such operands"),

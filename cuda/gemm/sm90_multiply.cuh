@@ -17,8 +17,8 @@ struct Operands {
   static constexpr Major kAMajor = kMajorOfA, kBMajor = kMajorOfB;
 };
 
-// Which instructions a kernel takes. Of 16 bits each type has an instance of its own, and of bf16 each layout; of 8 bits
-// the launch says which types.
+// Which instructions a kernel takes. Of 16 bits each type has an instance of its own, and of bf16 each layout; of 8
+// bits the launch says which types.
 template <Config kConfig>
 class OperandsOfKernel {
  public:
@@ -177,9 +177,8 @@ JAXBW_DEVICE void multiply(float (&accumulators)[kConfig.accumulators()], const 
     });
   } else {
     loop([&](OperandStarts starts, uint32_t accumulate) {
-      operands.call([&]<typename Operands>() {
-        issue_stage<kConfig, Operands, kSets>(accumulators, other, starts, accumulate);
-      });
+      operands.call(
+          [&]<typename Operands>() { issue_stage<kConfig, Operands, kSets>(accumulators, other, starts, accumulate); });
     });
   }
   if constexpr (kSets == 2) {

@@ -117,10 +117,7 @@ const KernelInstance* InstancesOfProblem::serving(const KernelInstance& of_tile,
   for (const auto& [serves, role] : kernels) {
     if (!serves) continue;
     for (const KernelInstance* instance : instances_) {
-      if (instance->role == role && instance->rows == of_tile.rows && instance->columns == of_tile.columns &&
-          instance->cta_group == of_tile.cta_group) {
-        return instance;
-      }
+      if (instance->role == role && instance->has_tile_of(of_tile)) return instance;
     }
   }
   return nullptr;

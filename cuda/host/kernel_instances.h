@@ -23,6 +23,9 @@ struct KernelInstance {
   constexpr bool for_some() const { return for_whole_tiles() || role == "cast"; }
   constexpr bool is_skinny() const { return role == "skinny"; }
   constexpr bool is_matmul() const { return role == "gemm" || for_some() || is_skinny() || has_groups(); }
+  constexpr bool has_tile_of(const KernelInstance& other) const {
+    return rows == other.rows && columns == other.columns && cta_group == other.cta_group;
+  }
 };
 
 inline constexpr KernelInstance kKernelInstances[] = {
@@ -40,8 +43,7 @@ constexpr const KernelInstance* find_instance(std::string_view name) {
 constexpr const KernelInstance* find_instance(const KernelInstance& like, std::string_view role) {
   for (const KernelInstance& instance : kKernelInstances) {
     if (instance.role == role && instance.family == like.family && instance.input == like.input &&
-        (instance.layout == like.layout || instance.layout == "any") && instance.rows == like.rows &&
-        instance.columns == like.columns && instance.cta_group == like.cta_group) {
+        (instance.layout == like.layout || instance.layout == "any") && instance.has_tile_of(like)) {
       return &instance;
     }
   }

@@ -106,7 +106,7 @@ sanitize: install
 
 # An editable install: Python sources are used in place, compiled files appear beside them. The tools come as the
 # package's dependencies, by an install of its Python sources alone: without isolation, for which pip would install
-# jaxlib twice.
+# jaxlib twice. (pytest is there once that install is done.)
 build: $(BIN)/python
 	$(BIN)/python -c "import nanobind, pytest, scikit_build_core" 2> /dev/null || { \
 	  $(BIN)/pip install --quiet nanobind scikit-build-core && \

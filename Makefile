@@ -39,17 +39,17 @@ demo: install
 	$(BIN)/python examples/digits.py --picture build/digits.png
 
 # PYTHONSAFEPATH: what the tests start must not import this folder in place of the installed package.
-test: install $(VENV)/gpu-compilers
+test: $(VENV)/gpu-compilers $(VENV)/independent-compilers
 	PYTHONSAFEPATH=1 $(BIN)/python -m pytest $(PYTEST_FLAGS) $(TESTS)
 
-test-long: install $(VENV)/gpu-compilers
+test-long: $(VENV)/gpu-compilers $(VENV)/independent-compilers
 	PYTHONSAFEPATH=1 $(BIN)/python -m pytest $(PYTEST_FLAGS) -m "not gpu and not gpus" --hypothesis-profile=long
 
 check-fast: install
 	PYTHONSAFEPATH=1 $(BIN)/python -m pytest $(PYTEST_FLAGS) --fast
 
 # XLA optimizes as it does for a user, which tests/conftest.py saves elsewhere.
-check-python: install $(VENV)/gpu-compilers
+check-python: $(VENV)/gpu-compilers
 	JAX_DISABLE_MOST_OPTIMIZATIONS=0 PYTHONSAFEPATH=1 $(BIN)/python -m pytest $(PYTEST_FLAGS) --other-python
 
 check: lint docs cross test
@@ -122,8 +122,8 @@ $(VENV)/installed: $(SOURCES) | $(BIN)/python
 	if [ -e $(VENV)/editable ]; then $(MAKE) build; else $(BIN)/pip install --quiet '$(PACKAGE)[$(EXTRAS)]'; fi
 	touch $@
 
-$(VENV)/gpu-compilers: tools/gpu_compilers.py | install
-	$(BIN)/python tools/gpu_compilers.py
+$(VENV)/%-compilers: tools/%_compilers.py | install
+	$(BIN)/python $<
 	touch $@
 
 $(BIN)/python:

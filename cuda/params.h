@@ -25,7 +25,8 @@ constexpr bool is_8bit(DataType type) { return type >= DataType::kE4M3; }
 constexpr uint32_t packing(DataType type) { return type == DataType::kE2M1 || type == DataType::kE2M1Padded ? 2 : 1; }
 // Whether an instruction multiplies operands of these two types.
 constexpr bool multiplied_together(DataType a, DataType b) { return a == b || (is_8bit(a) && is_8bit(b)); }
-constexpr uint32_t size_bytes(DataType type) { return is_8bit(type) ? 1 : type == DataType::kF32 ? 4 : 2; }
+constexpr uint32_t size_log2(DataType type) { return is_8bit(type) ? 0 : type == DataType::kF32 ? 2 : 1; }
+constexpr uint32_t size_bytes(DataType type) { return 1 << size_log2(type); }
 
 // Which dimension of an operand is contiguous in memory: K, or the other one (M of A, N of B).
 // The values are those of the transpose bits of wgmma and of the sm_100 instruction descriptor.

@@ -25,7 +25,7 @@ struct DescriptorSteps {
 
 constexpr DescriptorSteps descriptor_steps(const OperandTile& tile) {
   if (tile.major == Major::kMN) {
-    const uint32_t mma = kMmaKBytes / tile.element_bytes * tile.row_bytes;  // the rows of k of one instruction
+    const uint32_t mma = (kMmaKBytes >> tile.element_log2) * tile.row_bytes;  // the rows of k of one instruction
     return {mma >> 4, kMmasPerSpan * mma >> 4};
   }
   return {kMmaKBytes >> 4, tile.block_bytes() >> 4};
@@ -33,8 +33,8 @@ constexpr DescriptorSteps descriptor_steps(const OperandTile& tile) {
 
 // ... and from one MMA tile of `rows` M indices to the next, where a CTA's tile of A has several.
 constexpr uint64_t descriptor_mma_tile_step(const OperandTile& tile, uint32_t rows) {
-  const uint32_t bytes = tile.major == Major::kK ? rows * tile.row_bytes
-                                                 : rows / (tile.row_bytes / tile.element_bytes) * tile.block_bytes();
+  const uint32_t bytes =
+      tile.major == Major::kK ? rows * tile.row_bytes : rows / tile.row_elements() * tile.block_bytes();
   return bytes >> 4;
 }
 

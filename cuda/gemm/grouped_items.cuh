@@ -88,27 +88,24 @@ class GroupedItems {
     return item;
   }
 
-  // Of kBlockK elements along K each.
-  template <uint32_t kBlockK>
-  JAXBW_DEVICE uint32_t blocks(const GroupedItem& item) const {
-    const uint32_t all = blocks_of_tile<kBlockK>(item);
+  // Blocks of K, each of so many elements.
+  JAXBW_DEVICE uint32_t blocks(const GroupedItem& item, uint32_t block_k_log2) const {
+    const uint32_t all = blocks_of_tile(item, block_k_log2);
     return contraction_ && item.is_split() ? k_part(item).block_count(all) : all;
   }
 
   // Elements along K in front of those of a part.
-  template <uint32_t kBlockK>
-  JAXBW_DEVICE uint32_t first(const GroupedItem& item) const {
+  JAXBW_DEVICE uint32_t first(const GroupedItem& item, uint32_t block_k_log2) const {
     if (!contraction_ || !item.is_split()) return 0;
-    return k_part(item).first_block(blocks_of_tile<kBlockK>(item)) * kBlockK;
+    return k_part(item).first_block(blocks_of_tile(item, block_k_log2)) << block_k_log2;
   }
 
  private:
   JAXBW_DEVICE KPart k_part(const GroupedItem& item) const { return {item.part, params_.gemm.split_k}; }
 
-  template <uint32_t kBlockK>
-  JAXBW_DEVICE uint32_t blocks_of_tile(const GroupedItem& item) const {
+  JAXBW_DEVICE uint32_t blocks_of_tile(const GroupedItem& item, uint32_t block_k_log2) const {
     const uint32_t k = contraction_ ? item.group.rows : item.group.matrix == kNoMatrix ? 0 : params_.gemm.k;
-    return (k + kBlockK - 1) / kBlockK;
+    return (k + (1 << block_k_log2) - 1) >> block_k_log2;
   }
 
   JAXBW_DEVICE uint32_t tile_of(uint32_t number) const {

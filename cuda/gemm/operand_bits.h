@@ -14,14 +14,17 @@ JAXBW_DEVICE uint32_t number_of_instance() {
   return number;
 }
 
-// sm_90: the type and layout of operands of 16 bits.
+// sm_90: the type and layout of operands.
 class OperandBits {
  public:
-  // Whether the launch says which layout.
-  JAXBW_DEVICE bool any_layout() const { return (bits_ & 8) != 0; }
   JAXBW_DEVICE Major a_major() const { return (bits_ & 1) != 0 ? Major::kMN : Major::kK; }
   JAXBW_DEVICE Major b_major() const { return (bits_ & 2) != 0 ? Major::kMN : Major::kK; }
-  JAXBW_DEVICE DataType type() const { return (bits_ & 4) == 0 ? DataType::kBF16 : DataType::kF16; }
+  // Whether the launch says which layout.
+  JAXBW_DEVICE bool any_layout() const { return (bits_ & 4) != 0; }
+  // Neither of the three: bf16.
+  JAXBW_DEVICE bool is_f16() const { return bits_ >> 3 == 1; }
+  JAXBW_DEVICE bool is_8bit() const { return bits_ >> 3 == 2; }
+  JAXBW_DEVICE bool is_tf32() const { return bits_ >> 3 == 3; }
 
  private:
   uint32_t bits_ = number_of_instance();

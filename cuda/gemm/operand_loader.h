@@ -13,14 +13,13 @@ template <bool kOneBlock = false>
 class OperandLoader {
  public:
   // Loads from `map` the M or N indices first .. first + extent - 1 of the tile (all of it, but for a gated matmul).
-  JAXBW_DEVICE OperandLoader(const TensorMap& map, OperandTile tile, DataType input, uint32_t first, uint32_t extent,
-                             LoadShare share)
+  JAXBW_DEVICE OperandLoader(const TensorMap& map, OperandTile tile, uint32_t first, uint32_t extent, LoadShare share)
       : map_(map),
         block_bytes_(tile.block_bytes()),
         mask_(static_cast<uint16_t>(share.mask)),
         multicast_(share.peers.value > 1) {
     const bool k_major = tile.major == Major::kK;
-    const uint32_t block_elements = tile.row_bytes / size_bytes(input);
+    const uint32_t block_elements = tile.row_elements();
     const uint32_t row = share.peer * ((k_major ? extent : tile.rows) / share.peers);  // first of this CTA's share
     blocks_ = k_major ? tile.blocks : extent / block_elements;
     offset_ = k_major ? (first + row) * tile.row_bytes : first / block_elements * block_bytes_ + row * tile.row_bytes;

@@ -82,16 +82,14 @@ struct Context : KernelContext<kSm100Epilogue> {
     return tile(kKMajorOnly ? Major::kK : params.b_major, params.b_columns);
   }
   JAXBW_DEVICE OperandTile tile(Major major, uint32_t extent) const {
-    if (major == Major::kK) return {major, element_bytes(), kSwizzleSpan, extent, params.k_spans};
-    return {major, element_bytes(), kSwizzleSpan, block_k(), spans(extent)};
+    if (major == Major::kK) return {major, element_log2, kSwizzleSpan, extent, params.k_spans};
+    return {major, element_log2, kSwizzleSpan, block_k(), spans(extent)};
   }
 
   JAXBW_DEVICE uint32_t element_bytes() const { return 1 << element_log2; }
   // Elements of a swizzle span, and whole spans of so many elements.
   JAXBW_DEVICE uint32_t span() const { return kSwizzleSpan >> element_log2; }
-  JAXBW_DEVICE uint32_t spans(uint32_t elements) const {
-    return elements >> (std::countr_zero(kSwizzleSpan) - element_log2);
-  }
+  JAXBW_DEVICE uint32_t spans(uint32_t elements) const { return elements >> (kSwizzleSpanLog2 - element_log2); }
 
   // Steps of the main loop over all of K; each fills one stage, and is this many elements deep.
   JAXBW_DEVICE uint32_t block_k() const { return params.k_spans * span(); }

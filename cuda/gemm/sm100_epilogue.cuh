@@ -3,6 +3,8 @@
 // time. A lane holds one row of a chunk.
 #pragma once
 
+#include <type_traits>
+
 #include "gemm/epilogue.h"
 #include "gemm/sm100_cluster_sum.cuh"
 #include "gemm/sm100_context.h"

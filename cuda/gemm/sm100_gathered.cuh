@@ -60,15 +60,13 @@ class GatheredRows {
 template <Kind kKind>
 JAXBW_DEVICE void load_gathered_tiles(const Context& context, const GatheredParams& params) {
   const GemmParams& p = context.params;
-  constexpr uint32_t kBlockK = grouped_block_k(kKind);
-  constexpr DataType kInput = grouped_input(kKind);
+  constexpr uint32_t kBlockKLog2 = grouped_block_k_log2(kKind);
   const LoadShare everything{divisor(1), 0, 0};
   const bool gated = p.epilogue.gated != 0;
   const OperandTile a_tile = context.a_tile(), b_tile = context.b_tile();
   const uint32_t b_extent = gated ? p.b_columns / 2 : p.b_columns, bytes = a_tile.bytes() + b_tile.bytes();
   GatheredRows a(params);
-  GroupedWeights b{
-      {p.b, b_tile, kInput, 0, b_extent, everything}, {p.b_up, b_tile, kInput, b_extent, b_extent, everything}, gated};
+  GroupedWeights b{{p.b, b_tile, 0, b_extent, everything}, {p.b_up, b_tile, b_extent, b_extent, everything}, gated};
   context.await_barriers();
   context.profile.enter(Activity::kAwaitUpstream);
   ptx::wait_for_upstream();
@@ -76,7 +74,7 @@ JAXBW_DEVICE void load_gathered_tiles(const Context& context, const GatheredPara
   const RingBarriers stages = context.stages();
   RingPosition at = RingPosition::producer(p.stages);
   for_each_item(context, items, [&](const GroupedItem& item) {
-    const uint32_t blocks = items.template blocks<kBlockK>(item);
+    const uint32_t blocks = items.blocks(item, kBlockKLog2);
     if (blocks == 0) return;
     a.start_at(item);
     b.start_at(item);
@@ -91,7 +89,7 @@ JAXBW_DEVICE void load_gathered_tiles(const Context& context, const GatheredPara
         b.template load<false>(context.b(at.slot()), full);
       }
       __syncwarp();
-      a.load(context.a(at.slot()), block * kBlockK, full);
+      a.load(context.a(at.slot()), block << kBlockKLog2, full);
       b.advance();
     }
   });

@@ -35,8 +35,7 @@ JAXBW_DEVICE ScaleLoads<kCtaGroup, Mx> grouped_scale_loads(const GroupedMx<Mx>& 
 template <uint32_t kCtaGroup, Kind kKind, typename Params>
 JAXBW_DEVICE void load_grouped_tiles(const Context& context, const Params& params, bool contraction) {
   const GemmParams& p = context.params;
-  constexpr uint32_t kBlockK = grouped_block_k(kKind);
-  constexpr DataType kInput = grouped_input(kKind);
+  constexpr uint32_t kBlockKLog2 = grouped_block_k_log2(kKind);
   constexpr bool kPair = kCtaGroup == 2;
   const LoadShare everything{divisor(1), 0, 0};
   // Of a pair's gated tile the even CTA brings the gate, and the odd one up.
@@ -47,9 +46,9 @@ JAXBW_DEVICE void load_grouped_tiles(const Context& context, const Params& param
   const uint32_t b_extent = both ? p.b_columns / 2 : p.b_columns;
   const uint32_t group_bytes =
       kCtaGroup * (a_tile.bytes() + b_tile.bytes() + scales.stage_bytes() - scales.stage_gaps());
-  GroupedLoaders load{{p.a, a_tile, kInput, 0, p.block_m / kCtaGroup, everything},
-                      {{gated && odd ? p.b_up : p.b, b_tile, kInput, 0, b_extent, everything},
-                       {p.b_up, b_tile, kInput, b_extent, b_extent, everything},
+  GroupedLoaders load{{p.a, a_tile, 0, p.block_m / kCtaGroup, everything},
+                      {{gated && odd ? p.b_up : p.b, b_tile, 0, b_extent, everything},
+                       {p.b_up, b_tile, b_extent, b_extent, everything},
                        both},
                       contraction};
   context.await_barriers();
@@ -68,13 +67,13 @@ JAXBW_DEVICE void load_grouped_tiles(const Context& context, const Params& param
         part.group.rows -= rows_in_front<kCtaGroup>(context);  // none are left, or less: zeros are loaded
       }
     }
-    load.start_at(part, items.template first<kBlockK>(item));
+    load.start_at(part, items.first(item, kBlockKLog2));
     if constexpr (is_mx(kKind)) {  // each CTA has the rows of one tile of scales
       scales.start_at_tiles((item.row + rows_in_front<kCtaGroup>(context)) / kScaleTileRows,
                             item.group.matrix * scale_tiles(p.n) + item.column / kScaleTileRows);
     }
 #pragma unroll 1
-    for (uint32_t left = items.template blocks<kBlockK>(item); left > 0; --left, at.advance()) {
+    for (uint32_t left = items.blocks(item, kBlockKLog2); left > 0; --left, at.advance()) {
       context.profile.enter(Activity::kAwaitEmpty, at.slot());
       stages.wait_empty(at);
       context.profile.enter(Activity::kLoad, at.slot());
@@ -107,7 +106,7 @@ JAXBW_DEVICE void multiply_grouped_tiles(const Context& context, const Params& p
   RingPosition stage = RingPosition::consumer(p.stages), accumulator = RingPosition::producer(p.accumulators);
   const GroupedItems items(params, contraction);
   for_each_item<kCtaGroup>(context, items, [&](const GroupedItem& item) {
-    uint32_t left = items.template blocks<grouped_block_k(kKind)>(item);
+    uint32_t left = items.blocks(item, grouped_block_k_log2(kKind));
     if (left == 0) return;
     context.profile.enter(Activity::kAwaitAccumulator, accumulator.slot());
     accumulators.wait_empty(accumulator);
@@ -274,7 +273,7 @@ JAXBW_DEVICE void store_grouped_tiles(const Context& context, const Params& para
   GroupedStores stores(p, context.staging(warp), kSm100Epilogue.rows_per_warp, contraction);
   const GroupedItems items(params, contraction);
   for_each_item<kCtaGroup>(context, items, [&](const GroupedItem& item) {
-    const bool multiplied = items.template blocks<grouped_block_k(kKind)>(item) > 0;
+    const bool multiplied = items.blocks(item, grouped_block_k_log2(kKind)) > 0;
     const uint32_t lanes = tmem + (warp * ptx::kWarpSize << 16);
     uint32_t source = lanes + accumulator.slot() * kAccumulatorColumns;
     if constexpr (is_mx(kKind)) source = lanes + accumulator.turn(0) * accumulator_step(params);

@@ -6,10 +6,8 @@
 
 namespace jaxbw::sm100 {
 
-constexpr uint32_t grouped_block_k(Kind kind) { return kSwizzleSpan >> element_log2(kind); }
-
-// A type of operands, which may have any of as many bits.
-constexpr DataType grouped_input(Kind kind) { return element_log2(kind) == 0 ? DataType::kE4M3 : DataType::kBF16; }
+// log2 of the elements of a block of K.
+constexpr uint32_t grouped_block_k_log2(Kind kind) { return kSwizzleSpanLog2 - element_log2(kind); }
 
 // Calls function(item) for each work item of this CTA, or of its pair.
 template <uint32_t kCtaGroup = 1, typename Params, typename Function>

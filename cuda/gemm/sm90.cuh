@@ -42,7 +42,7 @@ namespace jaxbw::sm90 {
 template <Config kConfig>
 struct Loaders {
   OperandLoader<> a;
-  OperandLoader<kConfig.block_n <= kConfig.block_k()> b, b_up;
+  OperandLoader<kConfig.block_n <= span_elements(DataType::kBF16)> b, b_up;  // larger elements are K-major
   bool gated;
 
   JAXBW_DEVICE void start_at(Tile origin, uint32_t k, const GemmParams& p) {
@@ -117,17 +117,13 @@ JAXBW_DEVICE void load_tiles(const Context& context) {
   const bool gated = !kConfig.casts() && p.tile_columns != kConfig.tile_columns(p);
   const uint32_t b_extent = gated ? kConfig.block_n / 2 : kConfig.tile_columns(p);
   const OperandsOfKernel<kConfig> operands(p);
-  const OperandTile b_tile = stage_tile<kConfig>(operands.b_major(), kConfig.block_n);
+  const OperandTile b_tile = operands.b_tile(kConfig.block_n);
   const LoadShare b_share{cluster.b_peers(), cluster.b_peer(rank), cluster.b_mask(rank)};
-  Loaders<kConfig> load{{p.a,
-                         stage_tile<kConfig>(operands.a_major(), p.block_m),
-                         kConfig.input,
-                         0,
-                         p.block_m,
-                         {cluster.a_peers(), cluster.a_peer(rank), cluster.a_mask(rank)}},
-                        {p.b, b_tile, kConfig.input, 0, b_extent, b_share},
-                        {p.b_up, b_tile, kConfig.input, b_extent, b_extent, b_share},
-                        gated};
+  Loaders<kConfig> load{
+      {p.a, operands.a_tile(p.block_m), 0, p.block_m, {cluster.a_peers(), cluster.a_peer(rank), cluster.a_mask(rank)}},
+      {p.b, b_tile, 0, b_extent, b_share},
+      {p.b_up, b_tile, b_extent, b_extent, b_share},
+      gated};
   const bool multicast_a = load.a.multicast(), multicast_b = load.b.multicast();
   const uint32_t k_blocks = context.k_blocks();
   RingPosition at = RingPosition::producer(p.stages);
@@ -137,7 +133,7 @@ JAXBW_DEVICE void load_tiles(const Context& context) {
     const WorkItem item = context.work_item(number);
     const KPart part = context.k_part(number);
     const Tile origin = cta_origin(p, cluster, item.tile, rank);
-    load.start_at(origin, part.first_block(k_blocks) * kConfig.block_k(), p);
+    load.start_at(origin, part.first_block(k_blocks) << context.block_k_log2(), p);
     const uint32_t blocks = part.block_count(k_blocks);
     const auto start = [&] {
       if (first) await_start(context, load, blocks);
@@ -225,8 +221,8 @@ JAXBW_DEVICE void multiply_tiles(const Context& context, const LaunchParams<kCon
   // A warp polls until the load warps have returned registers: late, it finds them. Where accumulators take most of
   // them, ptxas would spill some.
   constexpr bool kLate = kConfig.accumulators() <= 64;
-  // Scales that the elementwise way knows. Promoted sums leave registers for them only behind wgmmas.
-  constexpr bool kScaled = is_8bit(kConfig.input), kScalesLate = kConfig.promoted;
+  // Of scales. Promoted sums leave registers for them only behind wgmmas.
+  constexpr bool kScalesLate = kConfig.promoted;
   if constexpr (!kLate) ptx::increase_registers<kConsumerRegisters>();
   const GemmParams& p = context.params;
   const bool pingpong = p.pingpong != 0;
@@ -238,6 +234,8 @@ JAXBW_DEVICE void multiply_tiles(const Context& context, const LaunchParams<kCon
   const EpiloguePath path = kConfig.casts()         ? EpiloguePath::kCast
                             : kConfig.elementwise() ? EpiloguePath::kElementwise
                                                     : p.epilogue.path;
+  const OperandsOfKernel<kConfig> operands(p);
+  const bool scaled = operands.is_8bit();
   const uint32_t k_blocks = context.k_blocks(), step = context.cluster_count();
   StageReader reader(context.ring(), p.stages, context.cluster, context.rank, warp_in_warpgroup);
   StoreRing stores(p, context.staging(warp), kSm90Epilogue.rows_per_warp * kSwizzleSpan);
@@ -290,7 +288,7 @@ JAXBW_DEVICE void multiply_tiles(const Context& context, const LaunchParams<kCon
     }
     if (kAsksEarly && count < kConsumerWarpgroups) {  // later tiles find most of it in L2
       bias.prefetch(p, tile, row);
-      if constexpr (kScaled) scales.prefetch(p, scale_arrays(p, tile), tile.row + row, tile.column);
+      if (scaled) scales.prefetch(p, scale_arrays(p, tile), tile.row + row, tile.column);
     }
     const PartOrigin part{warpgroup_in_tile * kRowsApart, warpgroup_in_tile * kColumnsApart};
     const auto meanwhile = [&](uint32_t block) {
@@ -307,17 +305,20 @@ JAXBW_DEVICE void multiply_tiles(const Context& context, const LaunchParams<kCon
       delayed.await_buffers();
       if (path == EpiloguePath::kElementwise) {
         bias.load(p, tile, row);
-        if constexpr (kScaled && !kScalesLate) scales.load(p, scale_arrays(p, tile), tile.row + row, tile.column);
+        if (scaled && !kScalesLate) scales.load(p, scale_arrays(p, tile), tile.row + row, tile.column);
       }
     };
     if constexpr (kConfig.promoted) {
-      OperandsOfKernel<kConfig>(p).call([&]<typename Operands>() {
-        const auto by = [&](auto scales) {
-          multiply_promoted<kConfig, Operands>(accumulators, context, blocks, part, reader, scales, meanwhile, issued);
-        };
-        if (params.scales.a == nullptr && params.scales.b == nullptr) return by(Unscaled<kConfig>());
-        by(Scaled<kConfig>(params, tile, row, k_blocks, context.k_part(number).first_block(k_blocks)));
-      });
+      if (params.scales.a == nullptr && params.scales.b == nullptr) {
+        operands.call([&]<typename Operands>() {
+          multiply_promoted<kConfig>(accumulators, context, Operands(), blocks, part, reader, Unscaled<kConfig>(),
+                                     meanwhile, issued);
+        });
+      } else {
+        const uint32_t first_block = context.k_part(number).first_block(k_blocks);
+        const Scaled<kConfig> scales(params, tile, row, k_blocks, first_block);
+        multiply_promoted<kConfig>(accumulators, context, operands, blocks, part, reader, scales, meanwhile, issued);
+      }
     } else {
       multiply<kConfig>(accumulators, context, blocks, part, reader, meanwhile, issued);
     }
@@ -344,9 +345,9 @@ JAXBW_DEVICE void multiply_tiles(const Context& context, const LaunchParams<kCon
         split.gather_all(accumulators);
       }
       if (path == EpiloguePath::kElementwise) {
-        if constexpr (kScaled && !kScalesLate) {
+        if (scaled && !kScalesLate) {
           scales.multiply(accumulators, p);
-        } else if constexpr (kScaled) {
+        } else if (scaled) {
           scales.load_and_multiply(accumulators, p, scale_arrays(p, tile), tile.row + row, tile.column);
         }
         apply_elementwise(accumulators, p.epilogue, kAsksEarly ? alpha : alpha_of(p.epilogue), bias, [&] {
@@ -401,7 +402,7 @@ JAXBW_DEVICE void gemm(const LaunchParams<kConfig>& launch, ProfileArgument prof
   const Context context{{params, known_of<kConfig>(params.cluster), ptx::cluster_rank(),
                          storage_layout(params.block_m, kConfig.tile_columns(params), 1, kSm90Epilogue),
                          ptx::shared_address(shared_memory), Profile(profile)},
-                        kConfig.block_k(),
+                        OperandsOfKernel<kConfig>(params).element_log2(),
                         kConfig.whole()};
   const uint32_t warp = ptx::warp_index();
   if (warp < kWarpgroupWarps) {

@@ -30,7 +30,7 @@ class Scaled {
   // Of the blocks from `first_block` on, of a tile at this origin, whose rows begin at `row` for this warp.
   JAXBW_DEVICE Scaled(const PromotedParams& params, StoreOrigin tile, uint32_t row, uint32_t k_blocks,
                       uint32_t first_block) {
-    static_assert(kScaleBlock % kConfig.block_n == 0 && kScaleBlock == kConfig.block_k());
+    static_assert(kScaleBlock % kConfig.block_n == 0 && kScaleBlock == span_elements(DataType::kE4M3));
     const GemmParams& p = params.gemm;
     const uint32_t first_row = tile.row + row + ptx::lane_index() / 4;
 #pragma unroll

@@ -26,7 +26,7 @@ enum class Scope : uint32_t {
 
 // What is fixed where CUDA C++ is compiled to PTX. The rest is in GemmParams, but for OperandsOfKernel.
 struct Config {
-  DataType input;                    // stands for all types of its size: kBF16 for kF16, kE4M3 for kE5M2
+  bool of_16bit, of_8bit, of_tf32;   // operands of instances: a number says which this one has (OperandsOfKernel)
   uint32_t warpgroup_rows, block_n;  // what a warpgroup has of a tile
   bool promoted;          // of 8 bits: a block of K is summed by itself, and added to the accumulators in float32
   bool gathered = false;  // a grouped matmul's: indices choose the rows of A (sm90_gathered.cuh)
@@ -45,7 +45,6 @@ struct Config {
   constexpr bool side_by_side() const { return sm90_side_by_side(kSm90ConsumerWarpgroups * warpgroup_rows * block_n); }
   // Of a CTA's tile.
   constexpr uint32_t tile_columns(const GemmParams& p) const { return side_by_side() ? p.block_n : block_n; }
-  constexpr uint32_t block_k() const { return span_elements(input); }  // a stage is one swizzle span deep
 
   // Sets of accumulators that the steps of K take in turn: a narrow wgmma ends sooner than one behind it on the same
   // accumulators may begin. Measured on an H200: 4 % of the time of 64 x 64 tiles, nothing from 96 columns on.
@@ -83,8 +82,8 @@ static_assert(sizeof(Control) <= kControlBytes);
 
 // What every role knows.
 struct Context : KernelContext<kSm90Epilogue> {
-  uint32_t block_k;  // elements
-  bool whole;        // Config::whole(), a constant
+  uint32_t element_log2;  // of its bytes: ptxas would not make a shift of a division by a number that only it knows
+  bool whole;             // Config::whole(), a constant
 
   JAXBW_DEVICE RingBarriers ring() const {
     return {control(offsetof(Control, full)), control(offsetof(Control, empty))};
@@ -96,7 +95,9 @@ struct Context : KernelContext<kSm90Epilogue> {
   JAXBW_DEVICE uint32_t cluster_index() const { return blockIdx.x / cluster.ctas; }
   JAXBW_DEVICE uint32_t cluster_count() const { return gridDim.x / cluster.ctas; }
 
-  JAXBW_DEVICE uint32_t k_blocks() const { return (params.k + block_k - 1) / block_k; }
+  // log2 of the elements of a block of K, which is one swizzle span deep.
+  JAXBW_DEVICE uint32_t block_k_log2() const { return kSwizzleSpanLog2 - element_log2; }
+  JAXBW_DEVICE uint32_t k_blocks() const { return (params.k + (1 << block_k_log2()) - 1) >> block_k_log2(); }
   JAXBW_DEVICE WorkItem work_item(uint32_t item) const {
     return whole ? WorkItem{rasterise(item, params.order), 0, 1, 0} : jaxbw::work_item(params, item);
   }

@@ -96,7 +96,7 @@ class DelayedStores {
 #pragma unroll
     for (uint32_t i = 0; i < kColumns / kFragmentColumns; i += 2) {
       const uint32_t* v = pairs + kFirst + i * 2;
-      ptx::stmatrix_x4(first ^ i * 16, v[0], v[1], v[2], v[3]);
+      ptx::stmatrix_x4(staged_chunk(first, i), v[0], v[1], v[2], v[3]);
     }
   }
 

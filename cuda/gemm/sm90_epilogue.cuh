@@ -13,31 +13,22 @@ namespace jaxbw::sm90 {
 
 constexpr uint32_t columns_of(uint32_t registers) { return registers / 4 * kFragmentColumns; }
 
-// Where a lane's row of the first two fragments of a 16-bit box lies, as stmatrix_x4 wants it: rows 0-7 and 8-15 of
-// chunk 0, then of chunk 1. Chunks i and i + 1, i even, are at this address ^ 16 i, as a row is swizzled within itself.
-template <uint32_t kRowBytes>
-JAXBW_DEVICE uint32_t staged_fragments(uint32_t buffer) {
-  static_assert(kRowBytes <= kSwizzleSpan);
-  const uint32_t lane = ptx::lane_index_here();
-  return buffer + staged_offset<kRowBytes>(lane % 16, lane / 16);
-}
-
 // Accumulators kFirst ... of one box of D, kColumns wide -> staging, cast.
 template <DataType kType, uint32_t kColumns, uint32_t kFirst, uint32_t kCount>
 JAXBW_DEVICE void stage_box(const float (&accumulators)[kCount], uint32_t buffer) {
   constexpr uint32_t kRowBytes = kColumns * size_bytes(kType);
-  const uint32_t lane = ptx::lane_index_here();
+  if constexpr (kType == DataType::kF32) {
+    static_assert(kRowBytes == kSwizzleSpan);
+    const uint32_t first = first_fragment(buffer);
 #pragma unroll
-  for (uint32_t i = 0; i < kColumns / kFragmentColumns; i += 2) {
-    const float* v = accumulators + kFirst + i * 4;
-    if constexpr (kType == DataType::kF32) {
-      static_assert(kRowBytes == kSwizzleSpan);
+    for (uint32_t i = 0; i < kColumns / kFragmentColumns; ++i) stage_fragment(accumulators + kFirst + i * 4, first, i);
+  } else {
+    const uint32_t first = staged_fragments<kRowBytes>(buffer);
 #pragma unroll
-      for (uint32_t j = 0; j < 2; ++j) stage_fragment(v + 4 * j, buffer, i + j);
-    } else {
-      // Eight columns are one chunk. Matrices: rows 0-7 and 8-15 of chunk i, then of chunk i + 1.
-      ptx::stmatrix_x4(buffer + staged_offset<kRowBytes>(lane % 16, i + lane / 16), ptx::pack<kType>(v[0], v[1]),
-                       ptx::pack<kType>(v[2], v[3]), ptx::pack<kType>(v[4], v[5]), ptx::pack<kType>(v[6], v[7]));
+    for (uint32_t i = 0; i < kColumns / kFragmentColumns; i += 2) {  // eight columns are one chunk
+      const float* v = accumulators + kFirst + i * 4;
+      ptx::stmatrix_x4(staged_chunk(first, i), ptx::pack<kType>(v[0], v[1]), ptx::pack<kType>(v[2], v[3]),
+                       ptx::pack<kType>(v[4], v[5]), ptx::pack<kType>(v[6], v[7]));
     }
   }
 }
@@ -48,19 +39,20 @@ template <DataType kType, uint32_t kColumns, uint32_t kFirst, uint32_t kHalf, ui
 JAXBW_DEVICE void stage_half(const float (&accumulators)[kCount], uint32_t buffer) {
   constexpr uint32_t kRowBytes = kColumns * size_bytes(kType);
   const uint32_t lane = ptx::lane_index_here();
+  if constexpr (kType == DataType::kF32) {
+    const uint32_t first = buffer + staged_offset<kRowBytes>(lane / 4, lane % 4 / 2) + lane % 2 * 8;
 #pragma unroll
-  for (uint32_t i = 0; i < kColumns / kFragmentColumns; i += 4) {
-    const float* v = accumulators + kFirst + i * 4 + kHalf * 2;
-    if constexpr (kType == DataType::kF32) {
+    for (uint32_t i = 0; i < kColumns / kFragmentColumns; ++i) {
+      const float* v = accumulators + kFirst + i * 4 + kHalf * 2;
+      ptx::store_shared(staged_chunk(first, 2 * i), v[0], v[1]);
+    }
+  } else {
+    const uint32_t first = buffer + staged_offset<kRowBytes>(lane % 8, lane / 8);
 #pragma unroll
-      for (uint32_t j = 0; j < 4; ++j) {
-        const uint32_t chunk = staged_offset<kRowBytes>(lane / 4, (i + j) * 2 + lane % 4 / 2);
-        ptx::store_shared(buffer + chunk + lane % 2 * 8, v[4 * j], v[4 * j + 1]);
-      }
-    } else {
-      // Matrices: chunks i to i + 3.
-      ptx::stmatrix_x4(buffer + staged_offset<kRowBytes>(lane % 8, i + lane / 8), ptx::pack<kType>(v[0], v[1]),
-                       ptx::pack<kType>(v[4], v[5]), ptx::pack<kType>(v[8], v[9]), ptx::pack<kType>(v[12], v[13]));
+    for (uint32_t i = 0; i < kColumns / kFragmentColumns; i += 4) {  // matrices: chunks i to i + 3
+      const float* v = accumulators + kFirst + i * 4 + kHalf * 2;
+      ptx::stmatrix_x4(staged_chunk(first, i), ptx::pack<kType>(v[0], v[1]), ptx::pack<kType>(v[4], v[5]),
+                       ptx::pack<kType>(v[8], v[9]), ptx::pack<kType>(v[12], v[13]));
     }
   }
 }
@@ -69,22 +61,25 @@ JAXBW_DEVICE void stage_half(const float (&accumulators)[kCount], uint32_t buffe
 template <DataType kType>
 JAXBW_DEVICE void stage_transposed(const float (&sums)[kChunk], uint32_t buffer) {
   constexpr uint32_t kColumnBytes = kBlockRows * size_bytes(kType);
+  constexpr uint32_t kFragmentBytes = kFragmentColumns * kColumnBytes;
+  static_assert(kFragmentBytes % kSwizzleSpan == 0);  // so columns of all fragments are swizzled alike
   const uint32_t lane = ptx::lane_index_here();
+  if constexpr (kType == DataType::kF32) {
+    // A lane's upper row of its first column; the other column is swizzled as this one, the lower row two chunks away.
+    const uint32_t first = buffer + staged_offset<kColumnBytes>(lane % 4 * 2, lane / 16) + lane / 4 % 4 * 4;
 #pragma unroll
-  for (uint32_t i = 0; i < kSm90Chunk / kFragmentColumns; i += 2) {
-    const float* v = sums + i * 4;
-    if constexpr (kType == DataType::kF32) {
+    for (uint32_t i = 0; i < kChunk; ++i) {
+      ptx::store_shared(staged_chunk(first, i / 2 % 2 * 2) + i / 4 * kFragmentBytes + i % 2 * kColumnBytes, sums[i]);
+    }
+  } else {
+    // Matrices: rows 0-7 and 8-15 of eight columns, then of the next eight.
+    const uint32_t first = buffer + staged_offset<kColumnBytes>(lane % 8, lane / 8 % 2) + lane / 16 * kFragmentBytes;
 #pragma unroll
-      for (uint32_t j = 0; j < 8; ++j) {  // the pairs of the fragment's upper and lower row, of two times eight columns
-        const uint32_t column = (i + j / 4) * kFragmentColumns + lane % 4 * 2 + j % 2, row = lane / 4 + j / 2 % 2 * 8;
-        ptx::store_shared(buffer + staged_offset<kColumnBytes>(column, row / 4) + row % 4 * 4, v[j]);
-      }
-    } else {
-      // Matrices: rows 0-7 and 8-15 of eight columns, then of the next eight.
-      const uint32_t column = (i + lane / 16) * kFragmentColumns + lane % 8;
-      ptx::stmatrix_x4_transposed(buffer + staged_offset<kColumnBytes>(column, lane / 8 % 2),
-                                  ptx::pack<kType>(v[0], v[1]), ptx::pack<kType>(v[2], v[3]),
-                                  ptx::pack<kType>(v[4], v[5]), ptx::pack<kType>(v[6], v[7]));
+    for (uint32_t i = 0; i < kSm90Chunk / kFragmentColumns; i += 2) {
+      const float* v = sums + i * 4;
+      ptx::stmatrix_x4_transposed(first + i * kFragmentBytes, ptx::pack<kType>(v[0], v[1]),
+                                  ptx::pack<kType>(v[2], v[3]), ptx::pack<kType>(v[4], v[5]),
+                                  ptx::pack<kType>(v[6], v[7]));
     }
   }
 }
@@ -335,15 +330,15 @@ JAXBW_DEVICE void cast_tile(const float (&accumulators)[kCount], const GemmParam
       cast_boxes<kType, kBlockN>(accumulators, p, tile, row, stores, profile);
     });
   }
-  with_size(p.output.type, [&]<uint32_t kSize>() {
-    if constexpr (kSize == 1) {  // that path is kGeneral
-      return;
-    } else if (p.store_path == StorePath::kRows) {
+  const auto copy = [&]<uint32_t kSize>() {
+    if (p.store_path == StorePath::kRows) {
       cast_rows<kSize, kBlockN>(accumulators, p, tile, row, stores);
     } else {
       cast_columns<kSize, kBlockN>(accumulators, p, tile, row, stores);
     }
-  });
+  };
+  if (p.output.type == DataType::kF32) return copy.template operator()<4>();
+  copy.template operator()<2>();  // what has 8 bits takes the general way
 }
 
 }  // namespace jaxbw::sm90

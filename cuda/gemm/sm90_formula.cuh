@@ -25,12 +25,26 @@ struct SumBlocks {
   JAXBW_DEVICE uint32_t up() const { return at(1); }
 };
 
-// A warp's fragment of eight columns of sums, `eighth` of them to the left, into a block. A lane has two of each of two
-// rows: eight bytes of one of the two chunks of 16 bytes. (The layout is drawn in ptx/wgmma.h.)
-JAXBW_DEVICE void stage_fragment(const float* v, uint32_t block, uint32_t eighth) {
-  const uint32_t lane = ptx::lane_index_here(), chunk = eighth * 2 + lane % 4 / 2, part = lane % 2 * 8;
-  ptx::store_shared(block + staged_offset<kSwizzleSpan>(lane / 4, chunk) + part, v[0], v[1]);
-  ptx::store_shared(block + staged_offset<kSwizzleSpan>(lane / 4 + 8, chunk) + part, v[2], v[3]);
+// Where a lane's first fragment of eight columns of sums lies in a block. A lane has two of each of two rows: eight
+// bytes of one of the two chunks of 16 bytes. (The layout is drawn in ptx/wgmma.h.)
+JAXBW_DEVICE uint32_t first_fragment(uint32_t block) {
+  const uint32_t lane = ptx::lane_index_here();
+  return block + staged_offset<kSwizzleSpan>(lane / 4, lane % 4 / 2) + lane % 2 * 8;
+}
+
+// A fragment into the block, `number` fragments to the right of the first.
+JAXBW_DEVICE void stage_fragment(const float* v, uint32_t first, uint32_t number) {
+  const uint32_t address = staged_chunk(first, 2 * number);
+  ptx::store_shared(address, v[0], v[1]);
+  ptx::store_shared(address + kSwizzleRows * kSwizzleSpan, v[2], v[3]);
+}
+
+// Where a lane's row of the first two fragments of a 16-bit box lies, as stmatrix_x4 and ldmatrix_x4 want it: rows 0-7
+// and 8-15 of chunk 0, then of chunk 1.
+template <uint32_t kRowBytes>
+JAXBW_DEVICE uint32_t staged_fragments(uint32_t buffer) {
+  const uint32_t lane = ptx::lane_index_here();
+  return buffer + staged_offset<kRowBytes>(lane % 16, lane / 16);
 }
 
 // Whether neighbours in D are below each other, not beside each other.

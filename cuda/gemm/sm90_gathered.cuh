@@ -21,7 +21,7 @@ class GatheredRows {
  public:
   JAXBW_DEVICE GatheredRows(const GatheredParams& params, uint32_t thread)
       : params_(params),
-        row_bytes_(params.grouped.gemm.k * size_bytes(kConfig.input)),
+        row_bytes_(params.grouped.gemm.k << OperandsOfKernel<kConfig>(params.grouped.gemm).element_log2()),
         first_(thread / kChunks),
         column_(thread % kChunks * ptx::kAsyncCopyBytes),
         two_warpgroups_(params.grouped.gemm.block_m > kConfig.warpgroup_rows) {
@@ -80,11 +80,9 @@ JAXBW_DEVICE void load_gathered_tiles(const Context& context, const GatheredPara
   const LoadShare everything{divisor(1), 0, 0};
   const bool gated = p.tile_columns != kConfig.block_n;
   const uint32_t b_extent = gated ? kConfig.block_n / 2 : kConfig.block_n;
-  const OperandTile b_tile = stage_tile<kConfig>(OperandsOfKernel<kConfig>(p).b_major(), kConfig.block_n);
+  const OperandTile b_tile = OperandsOfKernel<kConfig>(p).b_tile(kConfig.block_n);
   GatheredRows<kConfig> a(params, threadIdx.x);
-  GroupedWeights b{{p.b, b_tile, kConfig.input, 0, b_extent, everything},
-                   {p.b_up, b_tile, kConfig.input, b_extent, b_extent, everything},
-                   gated};
+  GroupedWeights b{{p.b, b_tile, 0, b_extent, everything}, {p.b_up, b_tile, b_extent, b_extent, everything}, gated};
   const RingBarriers ring = context.ring();
   RingPosition at = RingPosition::producer(p.stages);
   context.await_barriers();
@@ -97,7 +95,7 @@ JAXBW_DEVICE void load_gathered_tiles(const Context& context, const GatheredPara
     context.profile.enter(Activity::kNextItem, number);
     const GroupedItem item = items.item(next);
     next = items.request(number + gridDim.x);
-    uint32_t blocks = items.template blocks<kConfig.block_k()>(item);
+    uint32_t blocks = items.blocks(item, context.block_k_log2());
     if (blocks == 0) continue;
     a.start_at(item);
     b.start_at(item);

@@ -26,12 +26,10 @@ JAXBW_DEVICE void load_grouped_tiles(const Context& context, const GroupedParams
   const OperandsOfKernel<kConfig> operands(p);
   const bool contraction = operands.a_major() == Major::kMN, gated = p.tile_columns != kConfig.block_n;
   const uint32_t b_extent = gated ? kConfig.block_n / 2 : kConfig.block_n;
-  const OperandTile a_tile = stage_tile<kConfig>(operands.a_major(), p.block_m);
-  const OperandTile b_tile = stage_tile<kConfig>(operands.b_major(), kConfig.block_n);
-  GroupedLoaders load{{p.a, a_tile, kConfig.input, 0, p.block_m, everything},
-                      {{p.b, b_tile, kConfig.input, 0, b_extent, everything},
-                       {p.b_up, b_tile, kConfig.input, b_extent, b_extent, everything},
-                       gated},
+  const OperandTile a_tile = operands.a_tile(p.block_m);
+  const OperandTile b_tile = operands.b_tile(kConfig.block_n);
+  GroupedLoaders load{{p.a, a_tile, 0, p.block_m, everything},
+                      {{p.b, b_tile, 0, b_extent, everything}, {p.b_up, b_tile, b_extent, b_extent, everything}, gated},
                       contraction};
   context.await_barriers();
   context.profile.enter(Activity::kAwaitUpstream);
@@ -43,9 +41,9 @@ JAXBW_DEVICE void load_grouped_tiles(const Context& context, const GroupedParams
     context.profile.enter(Activity::kNextItem, number);
     const GroupedItem item = items.item(next);
     next = items.request(number + step);
-    load.start_at(item, items.template first<kConfig.block_k()>(item));
+    load.start_at(item, items.first(item, context.block_k_log2()));
     fill_stages(
-        context, at, items.template blocks<kConfig.block_k()>(item), [] {},
+        context, at, items.blocks(item, context.block_k_log2()), [] {},
         [&](uint32_t to_a, uint32_t to_b, uint32_t full) {
           if (ptx::elect_one()) load.load<false, false>(to_a, to_b, full);
           load.advance();
@@ -72,10 +70,10 @@ JAXBW_DEVICE void apply_scaled(float (&accumulators)[kCount], const GemmParams& 
 template <Config kConfig>
 JAXBW_DEVICE void multiply_grouped_tiles(const Context& context, const GroupedParams& params, uint32_t warp) {
   constexpr uint32_t kAccumulators = kConfig.accumulators();
-  constexpr bool kScaled = is_8bit(kConfig.input);
   ptx::increase_registers<kConsumerRegisters>();
   const GemmParams& p = params.gemm;
-  const bool contraction = OperandsOfKernel<kConfig>(p).a_major() == Major::kMN, pingpong = p.pingpong != 0;
+  const OperandsOfKernel<kConfig> operands(p);
+  const bool contraction = operands.a_major() == Major::kMN, scaled = operands.is_8bit(), pingpong = p.pingpong != 0;
   const uint32_t warpgroup = warp / kWarpgroupWarps, warp_in_warpgroup = warp % kWarpgroupWarps;
   const uint32_t first_row = pingpong ? 0 : warpgroup * kConfig.warpgroup_rows;
   const uint32_t row = first_row + warp_in_warpgroup * kSm90Epilogue.rows_per_warp, step = gridDim.x;
@@ -92,7 +90,7 @@ JAXBW_DEVICE void multiply_grouped_tiles(const Context& context, const GroupedPa
   for (uint32_t number = blockIdx.x, count = 0; number < items.count(); number += step, ++count) {
     const GroupedItem item = items.item(next);
     next = items.request(number + step);
-    const uint32_t blocks = items.template blocks<kConfig.block_k()>(item);
+    const uint32_t blocks = items.blocks(item, context.block_k_log2());
     if (pingpong && count % kConsumerWarpgroups != warpgroup) {
       reader.skip(blocks);
       continue;
@@ -117,7 +115,7 @@ JAXBW_DEVICE void multiply_grouped_tiles(const Context& context, const GroupedPa
     const auto issued = [&] {
       if (pingpong ? number + step < items.count() : stagger.leads()) turn.pass();
       delayed.await_buffers();
-      if constexpr (kScaled) {
+      if (scaled) {
         if (elementwise) scales.load(p, scales_of_group(p, item), row, item.column);
       } else {
         if (elementwise && !contraction) bias.load(p, bias_of(p, item.group.matrix), tile, row);
@@ -125,9 +123,9 @@ JAXBW_DEVICE void multiply_grouped_tiles(const Context& context, const GroupedPa
     };
     if (blocks > 0) {
       if constexpr (kConfig.promoted) {
-        OperandsOfKernel<kConfig>(p).call([&]<typename Operands>() {
-          multiply_promoted<kConfig, Operands>(accumulators, context, blocks, PartOrigin{first_row, 0}, reader,
-                                               Unscaled<kConfig>(), meanwhile, issued);
+        operands.call([&]<typename Operands>() {
+          multiply_promoted<kConfig>(accumulators, context, Operands(), blocks, PartOrigin{first_row, 0}, reader,
+                                     Unscaled<kConfig>(), meanwhile, issued);
         });
       } else {
         multiply<kConfig>(accumulators, context, blocks, PartOrigin{first_row, 0}, reader, meanwhile, issued);
@@ -150,7 +148,7 @@ JAXBW_DEVICE void multiply_grouped_tiles(const Context& context, const GroupedPa
     if (elementwise && contraction) {
       scale(accumulators, alpha_of(p.epilogue));
     } else if (elementwise) {
-      if constexpr (kScaled) {
+      if (scaled) {
         apply_scaled(accumulators, p, item, scales);
       } else {
         apply_elementwise(accumulators, p.epilogue, alpha_of(p.epilogue), bias, [] {});
@@ -178,7 +176,7 @@ JAXBW_DEVICE void grouped_gemm(const Params& launch, ProfileArgument profile = {
   extern __shared__ __align__(kSwizzleAtom) uint8_t shared_memory[];
   const Context context{{p, cluster_shape(1, 1, 1), 0, storage_layout(p.block_m, kConfig.block_n, 1, kSm90Epilogue),
                          ptx::shared_address(shared_memory), Profile(profile)},
-                        kConfig.block_k()};
+                        OperandsOfKernel<kConfig>(p).element_log2()};
   const uint32_t warp = ptx::warp_index();
   if (warp >= kWarpgroupWarps) {
     multiply_grouped_tiles<kConfig>(context, params, warp - kWarpgroupWarps);

@@ -82,7 +82,7 @@ JAXBW_DEVICE void reduce(const GemmParams& p) {
     for (uint32_t half = 0; half < halves; ++half) {
       float sums[4];
       chunk.sums.gather_in_flight<kReduceInFlight>(sums, chunk.first + half * chunk.half_step + fragment * 4);
-      stage_fragment(sums, blocks.at(half), fragment);
+      stage_fragment(sums, first_fragment(blocks.at(half)), fragment);
     }
     await_warpgroup();
     OutputScale out_scale(p);

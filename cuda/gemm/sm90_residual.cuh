@@ -70,11 +70,11 @@ JAXBW_DEVICE void load_residual(const Context& context, RingPosition& at, Tile o
 // next eight.
 template <DataType kType, uint32_t kColumns, uint32_t kFirst, uint32_t kCount>
 JAXBW_DEVICE void add_box(float (&accumulators)[kCount], uint32_t rows) {
-  const uint32_t lane = ptx::lane_index_here();
+  const uint32_t first = staged_fragments<kColumns * size_bytes(kType)>(rows);
 #pragma unroll
   for (uint32_t i = 0; i < kColumns / kFragmentColumns; i += 2) {
     uint32_t pairs[4];
-    ptx::ldmatrix_x4(pairs, rows + staged_offset<kColumns * size_bytes(kType)>(lane % 16, i + lane / 16));
+    ptx::ldmatrix_x4(pairs, staged_chunk(first, i));
 #pragma unroll
     for (uint32_t j = 0; j < 4; ++j) {
       float* const sums = accumulators + kFirst + i * 4 + j * 2;

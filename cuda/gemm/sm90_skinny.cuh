@@ -164,7 +164,7 @@ class SkinnyGemm {
           for (uint32_t i = 0; i < kRowMmas; ++i) {
             const uint32_t (&of)[4] = rows[kRowMmas == 1 ? 0 : i / 2];
             const uint32_t pair = kRowMmas == 1 ? s : i % 2;
-            if (operands_.type() == DataType::kBF16) {  // ptxas knows: code for each type would be twice as much PTX
+            if (!operands_.is_f16()) {  // ptxas knows: code for each type would be twice as much PTX
               ptx::mma_m16n8k16<DataType::kBF16>(sums_[j][i], weights, of[2 * pair], of[2 * pair + 1]);
             } else {
               ptx::mma_m16n8k16<DataType::kF16>(sums_[j][i], weights, of[2 * pair], of[2 * pair + 1]);

@@ -6,12 +6,6 @@
 
 namespace jaxbw::sm90 {
 
-// How an operand's part of a stage lies in shared memory.
-template <Config kConfig>
-constexpr OperandTile stage_tile(Major major, uint32_t extent) {
-  return operand_tile(major, kConfig.input, extent, 1);
-}
-
 // A multiplying warp's place in the ring, and how its warpgroup lets go of a stage: it tells every CTA that loads for
 // this one, once, by that one's empty barrier. wgmma is the warpgroup's, and so is the completion that wgmma.wait_group
 // tells any warp of (PTX 9.7.15.7.3): so the warps divide the CTAs, warp w telling those of rank 4 i + w by its lane i.

@@ -2,6 +2,7 @@
 // Shared by kernels and host, which asks how many stages fit and encodes the boxes.
 #pragma once
 
+#include <bit>
 #include <cstdint>
 
 #include "params.h"
@@ -9,8 +10,10 @@
 namespace jaxbw {
 
 constexpr uint32_t kSwizzleSpan = 128;  // bytes of the contiguous dimension that the 128-byte swizzle covers
-constexpr uint32_t kHalfSpan = 64;      // bytes; the 64-byte swizzle's
-constexpr uint32_t kSwizzleRows = 8;    // that a swizzle permutes together
+// A constant: of std::countr_zero that runs in a kernel, nvcc 13.0 makes an undefined value without a warning.
+constexpr uint32_t kSwizzleSpanLog2 = std::countr_zero(kSwizzleSpan);
+constexpr uint32_t kHalfSpan = 64;                              // bytes; the 64-byte swizzle's
+constexpr uint32_t kSwizzleRows = 8;                            // that a swizzle permutes together
 constexpr uint32_t kSwizzleAtom = kSwizzleRows * kSwizzleSpan;  // the alignment of every swizzled tile
 constexpr uint32_t kCacheLine = 128;                            // bytes of L1 and L2 that a request for memory touches
 constexpr uint32_t kMaxBoxRows = 256;                           // of a box of TMA
@@ -146,21 +149,22 @@ static_assert(sm90_warpgroup_tile(256, 128, false).rows == 128 && sm90_warpgroup
 //         ...      block 0         block 1              ...      block 0         block 1
 struct OperandTile {
   Major major;
-  uint32_t element_bytes;
-  uint32_t row_bytes;  // of a block
-  uint32_t rows;       // of a block: M or N indices (K-major), or k (MN-major)
+  uint32_t element_log2;  // of its bytes
+  uint32_t row_bytes;     // of a block
+  uint32_t rows;          // of a block: M or N indices (K-major), or k (MN-major)
   uint32_t blocks;
 
   constexpr uint32_t block_bytes() const { return rows * row_bytes; }
   constexpr uint32_t bytes() const { return blocks * block_bytes(); }
+  constexpr uint32_t row_elements() const { return row_bytes >> element_log2; }
 };
 
 // `extent`: M or N indices of one CTA's part of a tile.
 constexpr OperandTile operand_tile(Major major, DataType input, uint32_t extent, uint32_t k_spans) {
-  const uint32_t bytes = size_bytes(input);
-  if (major == Major::kK) return {major, bytes, kSwizzleSpan, extent, k_spans};
+  const uint32_t bytes = size_bytes(input), log2 = size_log2(input);
+  if (major == Major::kK) return {major, log2, kSwizzleSpan, extent, k_spans};
   const uint32_t row_bytes = extent % span_elements(input) == 0 ? kSwizzleSpan : kHalfSpan;
-  return {major, bytes, row_bytes, k_spans * span_elements(input), extent * bytes / row_bytes};
+  return {major, log2, row_bytes, k_spans * span_elements(input), extent * bytes / row_bytes};
 }
 
 // sm_100: the columns that a CTA loads to multiply `columns` of B. A swizzle has to be the same for all of an

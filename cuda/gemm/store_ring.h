@@ -3,7 +3,6 @@
 #pragma once
 
 #include <bit>
-#include <type_traits>
 
 #include "gemm/epilogue.h"
 #include "ptx/fragments.h"
@@ -12,31 +11,31 @@
 
 namespace jaxbw {
 
-// A staging buffer holds rows of kRowBytes, swizzled over kRowBytes, as the tensor map of D says, or over 128 of more:
+// A staging buffer holds rows of row_bytes, swizzled over row_bytes, as the tensor map of D says, or over 128 of more:
 // the 16-byte chunk `chunk` of row `row` lies here. Eight neighbouring rows then occupy different banks. (Rows of 16
 // bytes are not.)
-template <uint32_t kRowBytes>
-constexpr uint32_t staged_offset(uint32_t row, uint32_t chunk) {
-  if constexpr (kRowBytes > 128) {
-    static_assert(kRowBytes % 128 == 0);
-    return row * kRowBytes + (chunk ^ row % 8) * 16;
-  } else {
-    static_assert(kRowBytes == 16 || kRowBytes == 32 || kRowBytes == 64 || kRowBytes == 128);
-    const uint32_t offset = row * kRowBytes + chunk * 16;
-    return offset ^ ((offset >> 3) & (kRowBytes - 16));
-  }
-}
-static_assert(staged_offset<128>(9, 0) == 9 * 128 + 1 * 16 && staged_offset<64>(2, 1) == 128 + 0 * 16);
-
-// The same of rows whose width is known at run time.
 constexpr uint32_t staged_offset(uint32_t row_bytes, uint32_t row, uint32_t chunk) {
   const uint32_t swizzled = row_bytes < 128 ? row_bytes : 128;
   return (row * row_bytes + chunk * 16) ^ ((row * swizzled >> 3) & (swizzled - 16));
 }
-static_assert(staged_offset(128, 9, 0) == staged_offset<128>(9, 0) &&
-              staged_offset(64, 2, 1) == staged_offset<64>(2, 1));
-static_assert(staged_offset(384, 3, 9) == staged_offset<384>(3, 9) &&
-              staged_offset(16, 3, 0) == staged_offset<16>(3, 0));
+static_assert(staged_offset(128, 9, 0) == 9 * 128 + 1 * 16 && staged_offset(64, 2, 1) == 128 + 0 * 16);
+static_assert(staged_offset(384, 3, 9) == 3 * 384 + (9 ^ 3) * 16 && staged_offset(16, 3, 0) == 3 * 16);
+
+// The same of rows whose width is known.
+template <uint32_t kRowBytes>
+constexpr uint32_t staged_offset(uint32_t row, uint32_t chunk) {
+  static_assert(kRowBytes == 16 || kRowBytes == 32 || kRowBytes == 64 || kRowBytes % 128 == 0);
+  return staged_offset(kRowBytes, row, chunk);
+}
+
+// The address of another 16-byte chunk of a staged row, whose number differs in these bits: one instruction where the
+// bits are known. What is staged starts at a multiple of 128 bytes; bits from 8 on are not set in the first one's
+// number.
+constexpr uint32_t staged_chunk(uint32_t first, uint32_t bits) { return (first ^ bits % 8 * 16) + bits / 8 * 128; }
+static_assert(staged_chunk(staged_offset<128>(5, 1), 6) == staged_offset<128>(5, 1 + 6));
+static_assert(staged_chunk(staged_offset<64>(6, 1), 2) == staged_offset<64>(6, 1 + 2));
+static_assert(staged_chunk(staged_offset<32>(5, 0), 1) == staged_offset<32>(5, 0 + 1));
+static_assert(staged_chunk(staged_offset<512>(3, 2), 20) == staged_offset<512>(3, 2 + 20));
 
 // One of the results of a kernel, D or what is saved beside it, whose map and pointer lie in its parameters.
 struct StoreTarget {

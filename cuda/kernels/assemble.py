@@ -1,4 +1,4 @@
-"""Assemble one kernel from the PTX of its source: run ptxas, keep its report, refuse bad code.
+"""Assemble the instances of a source from its PTX: run ptxas, keep its reports, refuse bad code.
 
 Refused are register spills, and every diagnostic of ptxas: among them that it serialised wgmma
 (C7510 and its like) or ignored setmaxnreg, which leave a kernel correct but slow.
@@ -8,7 +8,9 @@ import argparse
 import re
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -45,40 +47,56 @@ class Report:
         return [*spilled, *self.diagnostics]
 
 
-def _main() -> str | None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("ptx", type=Path, help="of the source")
-    parser.add_argument("--replace", nargs="*", default=[], metavar="WORD=BY", help="in the PTX")
-    parser.add_argument("--ptxas", required=True)
-    parser.add_argument("--arch", required=True)
-    parser.add_argument("--report", type=Path, required=True)
-    parser.add_argument("--output", type=Path, required=True)
-    parser.add_argument("flags", nargs="*", help="passed to ptxas")
-    args = parser.parse_args()
-
-    text = args.ptx.read_text()
-    for replacement in args.replace:
-        word, by = replacement.split("=")
-        if word not in text:  # without its number an instance would be another one
-            return f"{args.output.stem}: {args.ptx} does not have {word}"
-        text = text.replace(word, by)
+def _assemble(instance: str, source: str, args: argparse.Namespace) -> str | None:
+    """Writes the cubin and the report of an instance; or says why not."""
+    name, _, replacement = instance.partition(":")
+    word, _, by = replacement.partition("=")
+    if word not in source:  # without its number an instance would be another one
+        return f"{name}: {args.ptx} does not have {word}"
+    if word:
+        source = source.replace(args.ptx.stem, name).replace(word, by)
+    cubin = args.cubins / f"{name}.cubin"
     with TemporaryDirectory() as folder:
-        ptx = Path(folder) / f"{args.output.stem}.ptx"
-        ptx.write_text(text)
+        ptx = Path(folder) / f"{name}.ptx"
+        ptx.write_text(source)
         done = subprocess.run(
-            [args.ptxas, "-v", f"-arch={args.arch}", *args.flags, ptx, "-o", args.output],
+            [args.ptxas, "-v", f"-arch={args.arch}", *args.flags, ptx, "-o", cubin],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
         )
     if done.returncode != 0:
-        return f"ptxas failed on {args.output.stem}:\n{done.stdout}"
+        return f"ptxas failed on {name}:\n{done.stdout}"
     faults = Report.parse(done.stdout).faults()
     if faults:
-        args.output.unlink()
-        return "\n  ".join([f"{args.output.stem}: refused, for", *faults])
-    args.report.write_text(done.stdout)
+        cubin.unlink()
+        return "\n  ".join([f"{name}: refused, for", *faults])
+    (args.reports / f"{name}.ptxas").write_text(done.stdout)
     return None
+
+
+def _main() -> str | None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("ptx", type=Path, help="of the source")
+    parser.add_argument(
+        "--instances",
+        nargs="+",
+        required=True,
+        metavar="NAME[:WORD=BY]",
+        help="that take the place of the source's name, and of a word in the PTX",
+    )
+    parser.add_argument("--ptxas", required=True)
+    parser.add_argument("--arch", required=True)
+    parser.add_argument("--cubins", type=Path, required=True, help="folder")
+    parser.add_argument("--reports", type=Path, required=True, help="folder")
+    parser.add_argument("flags", nargs="*", help="passed to ptxas")
+    args = parser.parse_args()
+
+    # Two at a time: else the last source of a build would leave a core idle.
+    with ThreadPoolExecutor(2) as pool:
+        assemble = partial(_assemble, source=args.ptx.read_text(), args=args)
+        faults = [fault for fault in pool.map(assemble, args.instances) if fault]
+    return "\n".join(faults) or None
 
 
 if __name__ == "__main__":

@@ -21,9 +21,12 @@ from assemble import Report
 ROOT = Path(__file__).resolve().parents[2]
 VERSION = 3  # of the manifest's format
 
-_INPUTS = {
-    **{"bf16": "kBF16", "f16": "kF16", "f32": "kF32", "tf32": "kF32"},
-    **{"8bit": "kE4M3", "8bit_promoted": "kE4M3", "8bit_mx": "kE4M3", "4bit_mx": "kE2M1"},
+_QUANTIZED = {"bf16": "kBF16", "f16": "kF16", "f32": "kF32"}
+# What stands for it in Config of sm90.
+_CLASSES = {
+    **dict.fromkeys(("bf16", "f16"), "of_16bit"),
+    **dict.fromkeys(("8bit", "8bit_promoted"), "of_8bit"),
+    "tf32": "of_tf32",
 }
 # Of a role that is no gemm; others are named as their role is.
 _HEADERS = {
@@ -80,8 +83,15 @@ def load_table_module() -> ModuleType:
     return module
 
 
-def source(kernel: Any, *, profiled: bool = False) -> str:
-    """The CUDA C++ of an instance and all that share it; `profiled`: it stamps what warps do."""
+def by_source(kernels: tuple[Any, ...]) -> dict[str, tuple[Any, ...]]:
+    """The instances that share each source, by its name."""
+    names = dict.fromkeys(kernel.source_name for kernel in kernels)
+    return {name: tuple(k for k in kernels if k.source_name == name) for name in names}
+
+
+def source(*sharing: Any, profiled: bool = False) -> str:
+    """The CUDA C++ that instances share; `profiled`: it stamps what warps do."""
+    kernel = sharing[0]
     header = "{family}" if kernel.is_gemm else _HEADERS.get(kernel.role, kernel.role)
     blocks_per_sm = 1 if kernel.is_gemm else _BLOCKS_PER_SM[kernel.role]
     return _SOURCE.format(
@@ -94,7 +104,7 @@ def source(kernel: Any, *, profiled: bool = False) -> str:
         blocks_per_sm=blocks_per_sm,
         name=kernel.source_name,
         params=_params(kernel),
-        function=_function(kernel),
+        function=_function(sharing),
     )
 
 
@@ -105,12 +115,13 @@ def _params(kernel: Any) -> str:
     return _PARAMS.get(kernel.role) or _PARAMS_OF_INPUT.get(kernel.input, "GemmParams")
 
 
-def _function(kernel: Any) -> str:
-    """The body, with the template arguments that make the instance."""
+def _function(sharing: tuple[Any, ...]) -> str:
+    """The body, with the template arguments that make the instances."""
+    kernel = sharing[0]
     if kernel.role == "repack":
         return f"repack<{_ELEMENTS[kernel.input]}>"
     if kernel.role in ("quantize", "quantize_blocks"):
-        return f"{kernel.role}<jaxbw::DataType::{_INPUTS[kernel.input]}>"
+        return f"{kernel.role}<jaxbw::DataType::{_QUANTIZED[kernel.input]}>"
     if kernel.role == "group_table":
         return "group_table"
     if kernel.role == "skinny":
@@ -122,16 +133,20 @@ def _function(kernel: Any) -> str:
             return f"sm100::gemm<{kernel.cta_group}>"
         kind = f"jaxbw::sm100::Kind::{_KINDS[kernel.input]}"
         return f"sm100::grouped_gemm<{kernel.cta_group}, {kind}>"
-    input_class = "bf16" if kernel.input == "f16" else kernel.input
-    scope = f", .scope = jaxbw::sm90::Scope::k{kernel.role.title()}" if kernel.serves_some else ""
-    return (
-        f"sm90::{'gemm' if kernel.is_gemm else 'grouped_gemm'}"
-        f"<jaxbw::sm90::Config{{.input = jaxbw::DataType::{_INPUTS[input_class]}, "
-        f".warpgroup_rows = {kernel.block_m}, .block_n = {kernel.block_n}, "
-        f".promoted = {str(kernel.input == '8bit_promoted').lower()}"
-        f"{', .gathered = true' if kernel.role == 'gathered' else ''}"
-        f"{scope}}}>"
-    )
+    classes = {_CLASSES[each.input] for each in sharing}
+    config = {
+        **{name: str(name in classes).lower() for name in dict.fromkeys(_CLASSES.values())},
+        "warpgroup_rows": kernel.block_m,
+        "block_n": kernel.block_n,
+        "promoted": str(kernel.input == "8bit_promoted").lower(),
+    }
+    if kernel.role == "gathered":
+        config["gathered"] = "true"
+    if kernel.serves_some:
+        config["scope"] = f"jaxbw::sm90::Scope::k{kernel.role.title()}"
+    fields = ", ".join(f".{name} = {value}" for name, value in config.items())
+    function = "gemm" if kernel.is_gemm else "grouped_gemm"
+    return f"sm90::{function}<jaxbw::sm90::Config{{{fields}}}>"
 
 
 def instances(kernels: tuple[Any, ...]) -> str:
@@ -173,10 +188,15 @@ def _write_manifest(kernels: tuple[Any, ...], reports: Path, output: Path) -> No
 
 
 def _write_sources(kernels: tuple[Any, ...], output: Path) -> None:
-    for kernel in kernels:
-        _write_if_changed(output / f"{kernel.source_name}.cu", source(kernel))
-        replacements = (f"{word}={by}" for word, by in kernel.replacements.items())
-        print(kernel.name, kernel.arch, kernel.source_name, *replacements)
+    """Prints a line for each source: its name and target, and its instances for assemble.py."""
+    for name, sharing in by_source(kernels).items():
+        _write_if_changed(output / f"{name}.cu", source(*sharing))
+        print(name, sharing[0].arch, *map(_for_assemble, sharing))
+
+
+def _for_assemble(kernel: Any) -> str:
+    replacement = "=".join(kernel.placeholder)
+    return kernel.name if kernel.source_name == kernel.name else f"{kernel.name}:{replacement}"
 
 
 def _write_if_changed(path: Path, text: str) -> None:

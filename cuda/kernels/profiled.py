@@ -15,33 +15,36 @@ from typing import Any
 
 import toolchain
 from assemble import Report
-from generate import ROOT, load_table_module, source
+from generate import ROOT, by_source, load_table_module, source
 
 FLAGS = ("-std=c++20", "-O3", "--expt-relaxed-constexpr")  # as in cmake/kernels.cmake
 
 
-def write_ptx(kernel: Any, tools: toolchain.Toolchain, output: Path) -> Path:
-    """Writes the PTX of an instance's source, and returns its path.
+def write_ptx(sharing: tuple[Any, ...], tools: toolchain.Toolchain, output: Path) -> Path:
+    """Writes the PTX of a source that instances share, and returns its path.
 
     Raises:
       ToolchainError: nvcc refuses it; the message holds what it printed.
     """
+    kernel = sharing[0]
     text, ptx = (output / f"{kernel.source_name}.{kind}" for kind in ("cu", "ptx"))
-    text.write_text(source(kernel, profiled=True))
+    text.write_text(source(*sharing, profiled=True))
     virtual = kernel.arch.replace("sm_", "compute_")
     include = ("-I", ROOT / "cuda", "-o", ptx)
     toolchain.output(tools.nvcc, "-ptx", f"-arch={virtual}", *FLAGS, *include, text)
     return ptx
 
 
-def compile_kernel(kernel: Any, tools: toolchain.Toolchain, output: Path) -> None:
+def compile_kernel(
+    kernel: Any, sharing: tuple[Any, ...], tools: toolchain.Toolchain, output: Path
+) -> None:
     """Writes PTX and cubin of an instance, each when it is whole, the cubin last.
 
     Raises:
       ToolchainError: a compiler refuses it; the message holds what it printed.
     """
     with TemporaryDirectory(dir=output) as work:  # others may compile the same one
-        ptx = write_ptx(kernel, tools, Path(work))
+        ptx = write_ptx(sharing, tools, Path(work))
         instance, cubin = Path(work) / "instance.ptx", Path(work) / f"{kernel.name}.cubin"
         instance.write_text(kernel.ptx(ptx.read_text()))
         command = (tools.ptxas, "-v", f"-arch={kernel.arch}", "-O3", instance, "-o", cubin)
@@ -68,11 +71,13 @@ def _main() -> str | None:
     unknown = [name for name in args.names if name not in known]
     if unknown:
         return f"no kernel of cuda/kernels.toml multiplies by stages: {', '.join(unknown)}"
+    sources = by_source(table)
     args.output.mkdir(parents=True, exist_ok=True)
     try:
         tools = toolchain.find()
         for name in args.names:
-            compile_kernel(known[name], tools, args.output)
+            kernel = known[name]
+            compile_kernel(kernel, sources[kernel.source_name], tools, args.output)
     except (toolchain.ToolchainError, subprocess.SubprocessError, OSError) as error:
         return str(error)
     return None

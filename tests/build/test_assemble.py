@@ -65,26 +65,28 @@ ret;
 
 
 @pytest.mark.parametrize(
-    ("registers", "replace", "fault"),
+    ("registers", "instance", "fault"),
     [
-        (128, [], None),
-        (32, [], "spills"),
-        (128, ["entry=entry"], None),
-        (128, ["0x4a584257=2"], "does not have 0x4a584257"),
+        (128, "gemm", None),
+        (32, "gemm", "spills"),
+        (128, "renamed:64=64", None),
+        (128, "renamed:0x4a584257=2", "does not have 0x4a584257"),
     ],
 )
 def test_a_kernel_that_is_not_what_was_written_gives_no_cubin(
-    root: Path, tmp_path: Path, registers: int, replace: list[str], fault: str | None
+    root: Path, tmp_path: Path, registers: int, instance: str, fault: str | None
 ) -> None:
-    source, cubin, report = (tmp_path / f"gemm.{kind}" for kind in ("ptx", "cubin", "ptxas"))
+    source, name = tmp_path / "gemm.ptx", instance.split(":")[0]
     source.write_text(ptx(registers))
     script = root / "cuda" / "kernels" / "assemble.py"
-    options = ["--ptxas", str(toolchain.find().ptxas), "--arch", "sm_90a", "--replace", *replace]
+    options = ["--ptxas", str(toolchain.find().ptxas), "--arch", "sm_90a"]
+    options += ["--cubins", str(tmp_path), "--reports", str(tmp_path)]
     done = subprocess.run(
-        [sys.executable, script, *options, "--report", report, "--output", cubin, source],
+        [sys.executable, script, *options, "--instances", instance, "--", source],
         capture_output=True,
         text=True,
     )
     assert (done.returncode == 0) == (fault is None), done.stderr
     assert (fault or "") in done.stderr
-    assert cubin.exists() == report.exists() == (fault is None)
+    for kind in ("cubin", "ptxas"):
+        assert (tmp_path / f"{name}.{kind}").exists() == (fault is None)

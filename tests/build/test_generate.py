@@ -11,26 +11,30 @@ LAYOUTS = ("nn", "nt", "tn", "tt")
 
 
 def sm90(dtype: str, layout: str) -> Kernel:
-    return Kernel("sm_90a", "gemm", dtype, layout, 64, 192, 64, 1, "a test")
+    depth = {"8bit": 128, "tf32": 32}.get(dtype, 64)
+    return Kernel("sm_90a", "gemm", dtype, layout, 64, 192, depth, 1, "a test")
 
 
 def test_the_source_of_hopper_instances() -> None:
     text = source(sm90("f16", "nn"))
     assert '#include "gemm/sm90.cuh"' in text
-    assert "__launch_bounds__(384, 1)\n    jaxbw_sm90_16bit_64x192(" in text
-    assert ".input = jaxbw::DataType::kBF16" in text
+    assert "__launch_bounds__(384, 1)\n    jaxbw_sm90_64x192(" in text
+    assert ".of_16bit = true, .of_8bit = false, .of_tf32 = false" in text
     assert ".block_n = 192, .promoted = false}" in text
     assert text == source(sm90("bf16", "tt"))
+    text = source(sm90("bf16", "nn"), sm90("tf32", "nt"))
+    assert ".of_16bit = true, .of_8bit = false, .of_tf32 = true" in text
 
 
 def test_instances_of_one_source_differ_in_a_number() -> None:
-    shared = ".entry jaxbw_sm90_16bit_64x192(\nmov.u32 %r1, 0x4a584257;\n"
+    shared = ".entry jaxbw_sm90_64x192(\nmov.u32 %r1, 0x4a584257;\n"
     kernels = [sm90(dtype, layout) for dtype in ("bf16", "f16") for layout in LAYOUTS]
+    kernels += [sm90(dtype, "nt") for dtype in ("8bit", "tf32")]
     texts = [kernel.ptx(shared) for kernel in kernels]
     assert texts[0] == ".entry jaxbw_sm90_bf16_nn_64x192(\nmov.u32 %r1, 2;\n"
-    assert len({text.split()[-1] for text in texts}) == 8
+    assert len({text.split()[-1] for text in texts}) == 10
     with pytest.raises(AssertionError):  # the number is not in it
-        kernels[0].ptx(".entry jaxbw_sm90_16bit_64x192")
+        kernels[0].ptx(".entry jaxbw_sm90_64x192")
 
 
 def untiled(arch: str, role: str, dtype: str, cta_group: int = 1) -> Kernel:

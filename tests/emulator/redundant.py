@@ -132,32 +132,31 @@ for _kernel in _ALONE:
 # --- sm90. Of its load role's bar.warp.sync, and those where other warps get ready and leave.
 _REGISTERS = "setmaxnreg.sync.aligned behind it, which all lanes of a warp execute together"
 _add(_REGISTERS, "sm90", "setup", _BAR, 1)
-for _kernel in (_NN, _TN, _TT, _NT_8, _PROMOTED):
+for _kernel in (*SM90_NAMES, _NT_8, _PROMOTED):
     _add(_ELECT, _kernel, "load", _BAR, *range(1, 8))
-_add(_ELECT, _NT, "load", _BAR, *range(2, 9))
 # Slots that never hold a residual, which threads read: TMA brings none there (residual_stages).
 _ACQUIRE = "fence.proxy.async::generic.acquire.sync_restrict::shared::cluster.cluster"
 _add("none: both dimensions of the cluster share operands", "sm90", "load", _ACQUIRE, 3)
 _add("none: CTAs share a tile along K", "sm90", "load", _ACQUIRE, 6)
 # Where sums are sent: warps that multiply nothing, and wait for all stages if they load.
 _NEXT = "the next cluster barrier, to which these warps come instead; who has exited has arrived"
-for _kernel, _of_load, _role, _of_others in (
-    (_NN, 5, "multiply", 1),
-    (_NT, 7, "setup", 2),
-    (_TN, 5, "multiply", 1),
-    (_TT, 5, "epilogue", 1),
-    (_NT_8, 5, "setup", 2),
-    (_PROMOTED, 5, "epilogue", 1),
+for _kernel, _role, _of_others in (
+    (_NN, "multiply", 1),
+    (_NT, "setup", 2),
+    (_TN, "epilogue", 1),
+    (_TT, "multiply", 1),
+    (_NT_8, "setup", 2),
+    (_PROMOTED, "epilogue", 1),
 ):
-    _add(_NEXT, _kernel, "load", _MEET, _of_load)
+    _add(_NEXT, _kernel, "load", _MEET, 5)
     _add(_NEXT, _kernel, _role, _MEET, _of_others)
 # Those that prepare the others' start.
 for _kernel, _role, _start, _meets, _bar in (
-    (_NN, "epilogue", 1, 2, 25),
-    (_NT, "load", 1, 2, 1),
-    (_TN, "epilogue", 2, 3, 84),
-    (_TT, "epilogue", 2, 3, 23),
-    (_NT_8, "exit", 1, 2, 1),
+    (_NN, "epilogue", 1, 2, 26),
+    (_NT, "epilogue", 2, 3, 52),
+    (_TN, "epilogue", 3, 4, 85),
+    (_TT, "epilogue", 1, 2, 23),
+    (_NT_8, "epilogue", 2, 3, 52),
     (_PROMOTED, "exit", 1, 2, 1),
 ):
     _add(_NEXT, _kernel, _role, _MEET, _start, _meets)
@@ -170,7 +169,7 @@ for _kernel, _role, _sent, _acquired, _buffers in (
     (_NN, "setup", 5, (7, 9), 10),
     (_NT, "epilogue", 8, (10, 12), 13),
     (_NT_8, "epilogue", 8, (10, 12), 13),
-    (_TN, "epilogue", 48, (50, 52), 53),
+    (_TN, "epilogue", 49, (51, 53), 54),
     (_TT, "setup", 5, (7, 9), 10),
     (_PROMOTED, "setup", 5, (7, 9), 10),
 ):
@@ -184,7 +183,7 @@ _FIRST_BOX = "bar.warp.sync before the tile's first box, behind the wait for all
 _BETWEEN = "that of the tile between: tiles of one box take the staging buffers in turn"
 _NEXT_GROUP = "commit_group of the tile's next box: only all stores of a tile are awaited"
 _SECOND_BOX = f"{_DRAINED}: the second box of a tile takes the other one of two staging buffers"
-for _kernel, _second, _only in ((_NN, 11, (17, 19)), (_PROMOTED, 11, (17, 19, 23))):
+for _kernel, _second, _only in ((_NN, 12, (20, 22)), (_PROMOTED, 11, (19, 21, 23))):
     _add(_DRAINED, _kernel, "setup", _READ, 1, change="deleted")
     _add(_DRAINED, _kernel, "epilogue", _READ, *range(1, 7))
     _add(_NEXT_GROUP, _kernel, "epilogue", _COMMIT, 1, 2, 3)
@@ -199,9 +198,9 @@ for _kernel in (_NT, _NT_8):
 _add(_DRAINED, _TT, "setup", _READ, 1, change="deleted")
 _add(_DRAINED, _TT, "epilogue", _READ, *range(1, 6))
 _add(_NEXT_GROUP, _TT, "epilogue", _COMMIT, 1, 2)
-_add(_BETWEEN, _TT, "epilogue", _BAR, 9, 15, 17)
+_add(_BETWEEN, _TT, "epilogue", _BAR, 9, 16, 18)
 _CONVERGED = "wgmma.wait_group.sync.aligned behind the wait, which all lanes execute together"
-_add(_CONVERGED, _NN, "epilogue", _BAR, 23)
+_add(_CONVERGED, _NN, "epilogue", _BAR, 24)
 _add(_CONVERGED, _TT, "epilogue", _BAR, 21)
 (_GROUPED_NT,) = (name for name in GROUPED_NAMES if "_nt_" in name)
 _add(_DRAINED, _GROUPED_NT, "epilogue", _READ, 1, 6, 7, 8, 9)
@@ -228,16 +227,16 @@ for _kernel, _turn in ((_GATHERED, 1), (_GROUPED_NN, 1), (_GROUPED_TN, 1)):
 _add(_STAGGER, _GROUPED_NT, "multiply", "barrier.cta.sync.aligned", 2)
 _ACQUIRES = "the wait before the residual is read, which acquires"
 _ONE_STAGE = "none: it is behind the last wait, as a residual's tile takes one stage"
-_PROMOTED_WAITS = (*range(4, 33, 4), *range(33, 41))
+_PROMOTED_WAITS = (5, 9, 12, 13, 17, *range(21, 26))
 for _kernel, _role, _turns, _waits, _parities in (
-    (_NN, "multiply", (4,), (6,), (6,)),
+    (_NN, "multiply", (10,), (18,), (9,)),
     (_NT, "multiply", (2,), (2,), (1,)),
-    (_TN, "epilogue", (1,), (1,), (1,)),
-    (_TT, "multiply", (6,), (10,), (4,)),
+    (_TN, "epilogue", (2,), (1,), (1,)),
+    (_TT, "multiply", (12,), (22,), (11,)),
     (_NT_8, "multiply", (2,), (2,), (1,)),
     # Of its loops, two blocks long, each place may be that of the turn: who waits for it at some of
     # them only waits for ever, where parts differ in length. They end at either block, with scales
-    # of blocks and without, for each mix of types.
+    # of blocks, and without, where each mix of types has a loop.
     (_PROMOTED, "multiply", (), _PROMOTED_WAITS, _PROMOTED_WAITS),
 ):
     _add(_STAGGER, _kernel, _role, "barrier.cta.sync.aligned", *_turns)

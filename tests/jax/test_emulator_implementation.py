@@ -433,6 +433,28 @@ def test_an_unknown_check_is_an_error(name: str, monkeypatch: pytest.MonkeyPatch
         jaxbw.matmul(X, W, implementation=name).block_until_ready()
 
 
+@pytest.mark.parametrize("n", [64, 63])  # of a whole tile, and by the general way
+@pytest.mark.parametrize("implementation", EMULATED)
+@pytest.mark.parametrize("activation", ["gelu", "silu"])
+@np.errstate(over="ignore", invalid="ignore")
+def test_activations_of_extreme_values(activation: str, implementation: str, n: int) -> None:
+    """Where e^-z overflows, and what is not finite; a neighbor has nothing of it."""
+    extreme = [np.nan, 1.0, np.inf, -np.inf, 2.0, 1e30, -1e30, 90.0, -90.0, -43.0, -7.6, -5.0]
+    bias = np.resize(np.array(extreme, np.float32), n)
+    lhs, rhs = np.zeros((128, 64), jnp.bfloat16), np.zeros((64, n), jnp.bfloat16)
+    found = jaxbw.matmul(
+        *(lhs, rhs),
+        bias=bias,
+        activation=activation,
+        preferred_element_type=jnp.float32,
+        implementation=implementation,
+    )
+    x = bias.astype(np.float64)
+    z = x if activation == "silu" else np.sqrt(8 / np.pi) * (x + 0.044715 * x**3)
+    expected = np.broadcast_to(x / (1 + np.exp(-z)), found.shape)
+    np.testing.assert_allclose(found, expected, rtol=2**-20, atol=2**-120)
+
+
 @pytest.fixture
 def replace_kernel(tmp_path: Path) -> Iterator[Callable[..., Any]]:
     """Runs an sm90 instance that no other test runs, with its PTX replaced.
@@ -441,7 +463,7 @@ def replace_kernel(tmp_path: Path) -> Iterator[Callable[..., Any]]:
     """
 
     def run(layout: str, change: Callable[[str], str]) -> Any:
-        source = "jaxbw_sm90_plain_16bit_64x192.ptx"  # of jaxbw_sm90_plain_f16_nn_64x192, ...
+        source = "jaxbw_sm90_plain_64x192.ptx"  # of jaxbw_sm90_plain_f16_nn_64x192, ...
         (tmp_path / source).write_text(change((manifest.directory() / source).read_text()))
         _native.set_kernel_directory(str(tmp_path))
         x = jnp.ones((256, 256), jnp.float16)

@@ -161,7 +161,7 @@ def test_ways_to_divide_the_work(
 def test_a_blackwell_kernel_leaves_stamps(tmp_path: Path) -> None:
     """Of its PTX: ptxas would take 8 seconds, and the emulator has no use for a cubin."""
     [kernel] = [each for each in manifest.kernels() if each.name == "jaxbw_sm100_16bit_2cta"]
-    profiled.write_ptx(kernel, toolchain.find(), tmp_path)
+    profiled.write_ptx((kernel,), toolchain.find(), tmp_path)
     tile: dict[str, Any] = dict(block_m=256, block_n=64, cta_group=2, cluster=(2, 1))
     recorded, _ = stamps("emulator", M, N, K, directory=tmp_path, **tile)
     assert stamped.lost(recorded) == 0
@@ -202,7 +202,7 @@ def test_a_grouped_kernel_leaves_its_stamps(
     assert isinstance(choice, RaggedChoice)
     assert choice.kernel == kernel
     [row] = [each for each in manifest.kernels() if each.name == kernel]
-    profiled.write_ptx(row, toolchain.find(), tmp_path)
+    profiled.write_ptx((row,), toolchain.find(), tmp_path)
     layout = Layout.of(problem, choice, SMS)
     memory = np.zeros(layout.words, np.uint64)
     place = (str(tmp_path), memory.ctypes.data, layout.words, layout.slice_words)

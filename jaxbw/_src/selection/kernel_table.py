@@ -27,12 +27,13 @@ MATMULS = ("gemm", *_GEMM_FOR_SOME, "skinny", "grouped", "gathered")
 # Elements in one 128-byte swizzle span.
 _SPANS = {"bf16": 64, "f16": 64, "8bit": 128, "8bit_promoted": 128, "tf32": 32}
 # Instances that differ only in their operands share a source, and its PTX, where this stands for a
-# number (cuda/gemm/operand_bits.h). On sm90 they are those of 16 bits of a tile, and its bits say:
-# lhs MN-major, rhs MN-major, f16, any layout. Row-major, "n", is K-major for lhs [m, k] and
-# MN-major for rhs [k, n]. On sm100 they are gemm kernels without scales of blocks, and it is log2
-# of the bytes of an element.
+# number (cuda/gemm/operand_bits.h). On sm90 they are those of a tile, and its bits say: lhs
+# MN-major, rhs MN-major, any layout; then which operands. Row-major, "n", is K-major for lhs [m, k]
+# and MN-major for rhs [k, n]. On sm100 they are gemm kernels without scales of blocks, and it is
+# log2 of the bytes of an element.
 _PLACEHOLDER = "0x4a584257"
-_OPERANDS = {"nn": 2, "nt": 0, "tn": 3, "tt": 1, "any": 8}
+_LAYOUTS = {"nn": 2, "nt": 0, "tn": 3, "tt": 1, "any": 4}
+_OPERANDS = {"bf16": 0, "f16": 1, "8bit": 2, "tf32": 3}
 _ELEMENT_LOG2 = {"8bit": 0, "16bit": 1, "tf32": 2}
 _CHUNK = 32  # columns that the epilogue of sm_90 finishes at a time (kSm90Chunk)
 
@@ -129,9 +130,9 @@ class Kernel:
         """The name of its CUDA C++, and of that one's PTX and the kernel in it."""
         if self.family == "sm100" and self.is_gemm and self.input in _ELEMENT_LOG2:
             return f"{self._prefix}_{self.cta_group}cta"
-        if self.role not in MATMULS or self.input not in ("bf16", "f16"):
-            return self.name
-        return f"{self._prefix}_16bit_{self.block_m}x{self.block_n}"
+        if self.family == "sm90" and self.role in MATMULS and self.input in _OPERANDS:
+            return f"{self._prefix}_{self.block_m}x{self.block_n}"
+        return self.name
 
     @property
     def placeholder(self) -> tuple[str, str]:
@@ -140,7 +141,7 @@ class Kernel:
             return "", ""
         if self.family == "sm100":
             return _PLACEHOLDER, str(_ELEMENT_LOG2[self.input])
-        return _PLACEHOLDER, str(_OPERANDS[self.layout] + (4 if self.input == "f16" else 0))
+        return _PLACEHOLDER, str(_LAYOUTS[self.layout] + 8 * _OPERANDS[self.input])
 
     @property
     def replacements(self) -> dict[str, str]:
@@ -270,7 +271,7 @@ def _sm90_faults(kernel: Kernel) -> Iterator[str]:
         yield f"block_k is not {span}"
     if kernel.input not in ("bf16", "f16") and kernel.layout != "nt":
         yield 'layout is not "nt": wgmma takes what is not of 16 bits K-major only'
-    if kernel.layout not in _OPERANDS or (kernel.layout == "any" and not kernel.is_gemm):
+    if kernel.layout not in _LAYOUTS or (kernel.layout == "any" and not kernel.is_gemm):
         yield 'layout is not "nn", "nt", "tn" or "tt", nor "any" of a gemm kernel'
     if kernel.cta_group != 1:
         yield "cta_group is not 1: wgmma has no pairs"

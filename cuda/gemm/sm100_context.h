@@ -1,8 +1,6 @@
 // What every role of the sm_100 kernel knows: the barriers, the tile's parts, and the stream of work items.
 #pragma once
 
-#include <bit>
-
 #include "gemm/kernel_context.h"
 #include "gemm/pipeline.h"
 #include "gemm/storage.h"

@@ -42,7 +42,7 @@ namespace jaxbw::sm90 {
 template <Config kConfig>
 struct Loaders {
   OperandLoader<> a;
-  OperandLoader<kConfig.block_n <= span_elements(DataType::kBF16)> b, b_up;  // larger elements are K-major
+  OperandLoader<kConfig.block_n <= span_elements(DataType::kBF16)> b, b_up;  // what is not of 16 bits is K-major
   bool gated;
 
   JAXBW_DEVICE void start_at(Tile origin, uint32_t k, const GemmParams& p) {

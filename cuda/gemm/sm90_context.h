@@ -82,7 +82,7 @@ static_assert(sizeof(Control) <= kControlBytes);
 
 // What every role knows.
 struct Context : KernelContext<kSm90Epilogue> {
-  uint32_t element_log2;  // of its bytes: ptxas would not make a shift of a division by a number that only it knows
+  uint32_t element_log2;  // of its bytes, as in sm100_context.h
   bool whole;             // Config::whole(), a constant
 
   JAXBW_DEVICE RingBarriers ring() const {

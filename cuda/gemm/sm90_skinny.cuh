@@ -67,12 +67,13 @@ class SkinnyGemm {
   static constexpr uint32_t kResultColumns = kGated ? kTile.columns / 2 : kTile.columns;
   static constexpr uint32_t kUnit = 4;  // columns that a thread finishes at a time: 16 bytes of sums
   static constexpr uint32_t kUnits = kTile.columns / kUnit, kResultUnits = kResultColumns / kUnit;
+  static constexpr uint32_t kResultColumnsLog2 = std::countr_zero(kResultColumns), kUnitLog2 = std::countr_zero(kUnit);
 
   JAXBW_DEVICE bool in_cluster() const { return p_.log2_parts != 0; }
   JAXBW_DEVICE uint32_t received() const { return shared_ + kTile.ring_bytes(); }
   JAXBW_DEVICE uint32_t barrier() const { return received() + kTile.received_bytes(1u << p_.log2_parts); }
   // Of the columns of D that a CTA of the cluster finishes: a power of two.
-  JAXBW_DEVICE uint32_t log2_share() const { return std::countr_zero(kResultColumns) - p_.log2_parts; }
+  JAXBW_DEVICE uint32_t log2_share() const { return kResultColumnsLog2 - p_.log2_parts; }
 
   // While the first loads are under way: a barrier that counts what all parts send, and word to the peers that it is
   // there.
@@ -249,8 +250,8 @@ class SkinnyGemm {
   // Of this CTA's share of the columns, what the parts have; where it has all of K, of the tile, what the warps have.
   template <bool kParts>
   JAXBW_DEVICE void store_results() const {
-    const uint32_t log2_columns = kParts ? log2_share() : std::countr_zero(kResultColumns);
-    const uint32_t log2_units = log2_columns - std::countr_zero(kUnit);
+    const uint32_t log2_columns = kParts ? log2_share() : kResultColumnsLog2;
+    const uint32_t log2_units = log2_columns - kUnitLog2;
 #pragma unroll 1
     for (uint32_t unit = threadIdx.x; unit < kTile.rows << log2_units; unit += kTile.threads()) {
       const uint32_t row = unit >> log2_units, column = (unit - (row << log2_units)) * kUnit;

@@ -24,7 +24,8 @@ def main() -> None:
     """Installs what the extra adds."""
     requirements = map(Requirement, requires("jaxbw") or [])
     wanted = [f"{each.name}{each.specifier}" for each in requirements if _is_of_extra(each)]
-    subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", *wanted], check=True)
+    if wanted:  # there are none of them for some platforms
+        subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", *wanted], check=True)
 
 
 if __name__ == "__main__":

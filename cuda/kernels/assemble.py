@@ -50,11 +50,12 @@ class Report:
 def _assemble(instance: str, source: str, args: argparse.Namespace) -> str | None:
     """Writes the cubin and the report of an instance; or says why not."""
     name, _, replacement = instance.partition(":")
-    word, _, by = replacement.partition("=")
-    if word not in source:  # without its number an instance would be another one
-        return f"{name}: {args.ptx} does not have {word}"
-    if word:
-        source = source.replace(args.ptx.stem, name).replace(word, by)
+    if replacement:
+        word, number = replacement.split("=")
+        for old, new in ((args.ptx.stem, name), (word, number)):
+            if old not in source:  # without its number an instance would be another one
+                return f"{name}: {args.ptx} does not have {old}"
+            source = source.replace(old, new)
     cubin = args.cubins / f"{name}.cubin"
     with TemporaryDirectory() as folder:
         ptx = Path(folder) / f"{name}.ptx"

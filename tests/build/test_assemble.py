@@ -65,18 +65,19 @@ ret;
 
 
 @pytest.mark.parametrize(
-    ("registers", "instance", "fault"),
+    ("registers", "stem", "instance", "fault"),
     [
-        (128, "gemm", None),
-        (32, "gemm", "spills"),
-        (128, "renamed:64=64", None),
-        (128, "renamed:0x4a584257=2", "does not have 0x4a584257"),
+        (128, "gemm", "gemm", None),
+        (32, "gemm", "gemm", "spills"),
+        (128, "gemm", "renamed:64=64", None),
+        (128, "gemm", "renamed:0x4a584257=2", "does not have 0x4a584257"),
+        (128, "another", "renamed:64=64", "does not have another"),
     ],
 )
 def test_a_kernel_that_is_not_what_was_written_gives_no_cubin(
-    root: Path, tmp_path: Path, registers: int, instance: str, fault: str | None
+    root: Path, tmp_path: Path, registers: int, stem: str, instance: str, fault: str | None
 ) -> None:
-    source, name = tmp_path / "gemm.ptx", instance.split(":")[0]
+    source, name = tmp_path / f"{stem}.ptx", instance.split(":")[0]
     source.write_text(ptx(registers))
     script = root / "cuda" / "kernels" / "assemble.py"
     options = ["--ptxas", str(toolchain.find().ptxas), "--arch", "sm_90a"]

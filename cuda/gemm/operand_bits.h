@@ -1,5 +1,5 @@
 // Instances that differ only in their operands are compiled to PTX once for all. There a word stands for the number
-// that says which operands they are; the build writes the number (Kernel.replacements in kernel_table.py), and ptxas
+// that says which operands they are; the build writes the number (Kernel.placeholder in kernel_table.py), and ptxas
 // drops the instructions of the other instances.
 #pragma once
 

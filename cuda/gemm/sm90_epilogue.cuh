@@ -38,15 +38,15 @@ JAXBW_DEVICE void stage_box(const float (&accumulators)[kCount], uint32_t buffer
 template <DataType kType, uint32_t kColumns, uint32_t kFirst, uint32_t kHalf, uint32_t kCount>
 JAXBW_DEVICE void stage_half(const float (&accumulators)[kCount], uint32_t buffer) {
   constexpr uint32_t kRowBytes = kColumns * size_bytes(kType);
-  const uint32_t lane = ptx::lane_index_here();
   if constexpr (kType == DataType::kF32) {
-    const uint32_t first = buffer + staged_offset<kRowBytes>(lane / 4, lane % 4 / 2) + lane % 2 * 8;
+    const uint32_t first = first_fragment<kRowBytes>(buffer);
 #pragma unroll
     for (uint32_t i = 0; i < kColumns / kFragmentColumns; ++i) {
       const float* v = accumulators + kFirst + i * 4 + kHalf * 2;
       ptx::store_shared(staged_chunk(first, 2 * i), v[0], v[1]);
     }
   } else {
+    const uint32_t lane = ptx::lane_index_here();
     const uint32_t first = buffer + staged_offset<kRowBytes>(lane % 8, lane / 8);
 #pragma unroll
     for (uint32_t i = 0; i < kColumns / kFragmentColumns; i += 4) {  // matrices: chunks i to i + 3

@@ -27,9 +27,10 @@ struct SumBlocks {
 
 // Where a lane's first fragment of eight columns of sums lies in a block. A lane has two of each of two rows: eight
 // bytes of one of the two chunks of 16 bytes. (The layout is drawn in ptx/wgmma.h.)
+template <uint32_t kRowBytes = kSwizzleSpan>
 JAXBW_DEVICE uint32_t first_fragment(uint32_t block) {
   const uint32_t lane = ptx::lane_index_here();
-  return block + staged_offset<kSwizzleSpan>(lane / 4, lane % 4 / 2) + lane % 2 * 8;
+  return block + staged_offset<kRowBytes>(lane / 4, lane % 4 / 2) + lane % 2 * 8;
 }
 
 // A fragment into the block, `number` fragments to the right of the first.

@@ -195,8 +195,8 @@ def _write_sources(kernels: tuple[Any, ...], output: Path) -> None:
 
 
 def _for_assemble(kernel: Any) -> str:
-    replacement = "=".join(kernel.placeholder)
-    return kernel.name if kernel.source_name == kernel.name else f"{kernel.name}:{replacement}"
+    word, number = kernel.placeholder
+    return f"{kernel.name}:{word}={number}" if word else kernel.name
 
 
 def _write_if_changed(path: Path, text: str) -> None:

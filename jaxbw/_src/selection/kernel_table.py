@@ -143,19 +143,14 @@ class Kernel:
             return _PLACEHOLDER, str(_ELEMENT_LOG2[self.input])
         return _PLACEHOLDER, str(_LAYOUTS[self.layout] + 8 * _OPERANDS[self.input])
 
-    @property
-    def replacements(self) -> dict[str, str]:
-        """What its PTX has in place of words of its source's."""
-        if self.source_name == self.name:
-            return {}
-        placeholder, number = self.placeholder
-        return {self.source_name: self.name, placeholder: number}
-
     def ptx(self, of_source: str) -> str:
         """Its PTX, from that of its source."""
-        for word, by in self.replacements.items():
-            assert word in of_source
-            of_source = of_source.replace(word, by)
+        word, number = self.placeholder
+        if not word:
+            return of_source
+        for old, new in ((self.source_name, self.name), (word, number)):
+            assert old in of_source
+            of_source = of_source.replace(old, new)
         return of_source
 
     def to_json(self) -> dict[str, Any]:

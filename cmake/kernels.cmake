@@ -1,7 +1,9 @@
-# The kernels: cuda/kernels.toml -> <source>.cu -> nvcc -> <source>.ptx -> ptxas, for each instance -> <name>.cubin, and
-# manifest.json. The package has the PTX of sources: that of their instances differs in a number (kernel_table.py).
-# Both steps of a source are commands of their own, so that ninja runs them in parallel and again only when needed.
+# The kernels: cuda/kernels.toml -> <unit>.cu, of some sources -> nvcc -> <source>.ptx -> ptxas, for each instance ->
+# <name>.cubin, and manifest.json. The package has the PTX of sources: that of their instances differs in a number
+# (kernel_table.py). Both steps are commands of their own, so that ninja runs them in parallel and again only when
+# needed.
 set(generate "${CMAKE_CURRENT_SOURCE_DIR}/cuda/kernels/generate.py")
+set(split "${CMAKE_CURRENT_SOURCE_DIR}/cuda/kernels/split.py")
 set(assemble "${CMAKE_CURRENT_SOURCE_DIR}/cuda/kernels/assemble.py")
 set(table "${CMAKE_CURRENT_SOURCE_DIR}/cuda/kernels.toml")
 set(work_dir "${CMAKE_CURRENT_BINARY_DIR}/kernels")
@@ -13,8 +15,12 @@ set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS
              "${table}" "${generate}" "${CMAKE_CURRENT_SOURCE_DIR}/jaxbw/_src/selection/kernel_table.py")
 execute_process(
   COMMAND "${Python_EXECUTABLE}" "${generate}" sources --table "${table}" --output "${work_dir}"
-  OUTPUT_VARIABLE sources OUTPUT_STRIP_TRAILING_WHITESPACE COMMAND_ERROR_IS_FATAL ANY)
-string(REPLACE "\n" ";" sources "${sources}")
+  OUTPUT_VARIABLE lines OUTPUT_STRIP_TRAILING_WHITESPACE COMMAND_ERROR_IS_FATAL ANY)
+string(REPLACE "\n" ";" lines "${lines}")
+set(units "${lines}")
+list(FILTER units INCLUDE REGEX "^unit ")
+set(sources "${lines}")
+list(FILTER sources INCLUDE REGEX "^source ")
 
 # relaxed-constexpr: storage.h is plain C++, and its constexpr functions are for kernels too.
 set(nvcc_flags -std=c++20 -O3 --expt-relaxed-constexpr -Werror all-warnings -ccbin "${CMAKE_CXX_COMPILER}"
@@ -27,20 +33,29 @@ endif()
 
 set(reports "")
 set(products "")
+foreach(unit IN LISTS units)
+  string(REPLACE " " ";" names "${unit}")
+  list(POP_FRONT names kind name arch)
+  string(REPLACE "sm_" "compute_" virtual_arch "${arch}")
+  set(unit "${work_dir}/${name}.cu")
+  set(ptx "${work_dir}/${name}.ptx")
+  list(TRANSFORM names REPLACE "(.+)" "${kernel_dir}/\\1.ptx" OUTPUT_VARIABLE ptx_of_sources)
+
+  add_custom_command(
+    OUTPUT "${ptx}" ${ptx_of_sources}
+    COMMAND "${JAXBW_NVCC}" -ptx -arch=${virtual_arch} ${nvcc_flags} -MD -MF "${unit}.d" -o "${ptx}" "${unit}"
+    COMMAND "${Python_EXECUTABLE}" "${split}" "${ptx}" --output "${kernel_dir}"
+    DEPENDS "${unit}" "${split}" DEPFILE "${unit}.d" VERBATIM COMMENT "nvcc ${name}")
+endforeach()
+
 foreach(source IN LISTS sources)
   string(REPLACE " " ";" instances "${source}")
-  list(POP_FRONT instances name arch)
-  string(REPLACE "sm_" "compute_" virtual_arch "${arch}")
-  set(source "${work_dir}/${name}.cu")
+  list(POP_FRONT instances kind name arch)
   set(ptx "${kernel_dir}/${name}.ptx")
   list(TRANSFORM instances REPLACE ":.*" "" OUTPUT_VARIABLE names)
   list(TRANSFORM names REPLACE "(.+)" "${kernel_dir}/\\1.cubin" OUTPUT_VARIABLE cubins)
   list(TRANSFORM names REPLACE "(.+)" "${work_dir}/\\1.ptxas" OUTPUT_VARIABLE reports_of_source)
 
-  add_custom_command(
-    OUTPUT "${ptx}"
-    COMMAND "${JAXBW_NVCC}" -ptx -arch=${virtual_arch} ${nvcc_flags} -MD -MF "${source}.d" -o "${ptx}" "${source}"
-    DEPENDS "${source}" DEPFILE "${source}.d" VERBATIM COMMENT "nvcc ${name}")
   add_custom_command(
     OUTPUT ${cubins} ${reports_of_source}
     COMMAND "${Python_EXECUTABLE}" "${assemble}" --ptxas "${JAXBW_PTXAS}" --arch ${arch} --cubins "${kernel_dir}"

@@ -50,7 +50,10 @@ FAST: dict[str, tuple[str, ...]] = {
             "test_collection.py",
             "test_sampling.py",
             *(f"bench/test_{name}.py" for name in ("environment", "floors")),
-            *(f"build/test_{name}.py" for name in ("assemble", "generate", "micro", "table")),
+            *(
+                f"build/test_{name}.py"
+                for name in ("assemble", "generate", "micro", "split", "table")
+            ),
             *(f"cli/test_{name}.py" for name in ("model", "profile")),
             *(f"docs/test_{name}.py" for name in ("links", "reference", "versions")),
             *(f"model/test_{name}.py" for name in ("machine", "replay", "metamorphic")),

@@ -30,6 +30,16 @@ uint32_t box_elements(const TensorMapFields& map, uint32_t dimension) {
 uint32_t row_bytes(const TensorMapFields& map) { return map.box[0] * element_bits(map.type) / 8; }
 uint32_t shared_row_bytes(const TensorMapFields& map) { return row_bytes(map) * (is_padded(map.type) ? 2 : 1); }
 
+// From one row in shared memory to the next. Of a box that is narrower than its swizzle the CUDA programming guide says
+// only that shared memory must accommodate the full width; an H200 leaves the rest of each row as it was, and counts
+// the bytes of the box (boxes of 16 to 96 bytes in all three swizzles).
+bool is_narrow(const TensorMapFields& map) {
+  return map.swizzle != Swizzle::kNone && shared_row_bytes(map) < swizzle_span(map.swizzle);
+}
+uint32_t shared_row_pitch(const TensorMapFields& map) {
+  return is_narrow(map) ? swizzle_span(map.swizzle) : shared_row_bytes(map);
+}
+
 // The part of bytes [0, bytes) of a row of the box, which starts at byte `first` of the tensor's row, that
 // is moved.
 struct ByteRange {
@@ -117,8 +127,6 @@ void check_tma_supported(const TensorMapFields& map) {
   require_tma(map.interleave == Interleave::kNone, "interleaved layouts are not supported");
   require_tma(map.type != TensorMapType::k16U6Align16B, "the padded 6-bit element type is not supported");
   require_tma(map.fill == OobFill::kZero, "the NaN of OOB_FILL_NAN is not documented: not supported");
-  require_tma(map.swizzle == Swizzle::kNone || shared_row_bytes(map) == swizzle_span(map.swizzle),
-              "a swizzled box must be as wide as its swizzle span: the row pitch of a narrower one is not documented");
 }
 
 uint32_t tma_box_bytes(const TensorMapFields& map) {
@@ -146,6 +154,8 @@ class Rows {
     require_tma(direction == TmaDirection::kLoad || std::all_of(coordinates.begin(), coordinates.end(),
                                                                 [](int32_t coordinate) { return coordinate >= 0; }),
                 "a store or a reduction starts before the tensor: only a load may");
+    require_tma(direction == TmaDirection::kLoad || !is_narrow(map),
+                "a box that is narrower than its swizzle span is known of loads only");
     require_tma(
         direction == TmaDirection::kLoad || !tma_converts(map.type),
         "stores of types that convert on the way (FLOAT32_FTZ, TFLOAT32, TFLOAT32_FTZ) are not supported: use FLOAT32");
@@ -176,7 +186,7 @@ class Rows {
                          .bytes = static_cast<uint8_t>(step),
                          .count = static_cast<uint8_t>(count)});
     }
-    row_start_ += shared_row_bytes(map_);
+    row_start_ += shared_row_pitch(map_);
   }
 
  private:

@@ -1,10 +1,12 @@
 """cuda/kernels/generate.py: the source of an instance, and its entry in the manifest."""
 
+import re
 from pathlib import Path
 
 import pytest
-from generate import manifest, source
+from generate import by_source, manifest, source, units
 
+from jaxbw._src.selection import kernel_table
 from jaxbw._src.selection.kernel_table import Kernel
 
 LAYOUTS = ("nn", "nt", "tn", "tt")
@@ -85,3 +87,13 @@ def test_the_manifest_joins_table_and_report(tmp_path: Path) -> None:
     assert Kernel.from_json(entry) == kernel
     assert (entry["registers"], entry["spill_bytes"]) == (168, 0)
     assert (entry["cubin"], entry["ptx"]) == (f"{kernel.name}.cubin", f"{kernel.source_name}.ptx")
+
+
+def test_units_have_every_source_once_and_one_header_each(root: Path) -> None:
+    kernels = kernel_table.load(root / "cuda" / "kernels.toml")
+    sources = by_source(kernels)
+    assert sorted(sum(units(kernels).values(), ())) == sorted(sources)
+    for names in units(kernels).values():
+        assert len({sources[name][0].arch for name in names}) == 1
+        includes = {re.findall("#include .*", source(*sources[name]))[0] for name in names}
+        assert len(includes) == 1

@@ -146,13 +146,8 @@ def tiled() -> Iterator[Case]:
     for narrow, swizzle in ((16, "32B"), (16, "64B"), (32, "64B"), (16, "128B"), (48, "128B"),
                             (64, "128B"), (96, "128B")):  # fmt: skip
         fields = dense("u16", (128, 20), (narrow // 2, 10), swizzle=swizzle)
-        yield load(
-            f"box of {narrow} bytes, swizzle {swizzle}",
-            fields,
-            (8, 2),
-            region=16 * SPANS[swizzle],
-            refused="a swizzled box must be as wide",
-        )
+        name = f"box of {narrow} bytes, swizzle {swizzle}"
+        yield load(name, fields, (8, 2), region=16 * SPANS[swizzle])
     for steps in ((1, 2), (1, 3), (2, 1), (3, 2), (1, 8)):
         fields = dense("u32", (64, 40), (16, 16), element_strides=steps)
         for at in ((4, 1), (-4, -5), (60, 37)):

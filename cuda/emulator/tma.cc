@@ -30,12 +30,11 @@ uint32_t box_elements(const TensorMapFields& map, uint32_t dimension) {
 uint32_t row_bytes(const TensorMapFields& map) { return map.box[0] * element_bits(map.type) / 8; }
 uint32_t shared_row_bytes(const TensorMapFields& map) { return row_bytes(map) * (is_padded(map.type) ? 2 : 1); }
 
-// From one row in shared memory to the next. Of a box that is narrower than its swizzle the CUDA programming guide says
-// only that shared memory must accommodate the full width; an H200 leaves the rest of each row as it was, and counts
-// the bytes of the box (boxes of 16 to 96 bytes in all three swizzles).
+// Whether the box is narrower than its swizzle span.
 bool is_narrow(const TensorMapFields& map) {
   return map.swizzle != Swizzle::kNone && shared_row_bytes(map) < swizzle_span(map.swizzle);
 }
+// From one row in shared memory to the next.
 uint32_t shared_row_pitch(const TensorMapFields& map) {
   return is_narrow(map) ? swizzle_span(map.swizzle) : shared_row_bytes(map);
 }
@@ -155,7 +154,7 @@ class Rows {
                                                                 [](int32_t coordinate) { return coordinate >= 0; }),
                 "a store or a reduction starts before the tensor: only a load may");
     require_tma(direction == TmaDirection::kLoad || !is_narrow(map),
-                "a box that is narrower than its swizzle span is known of loads only");
+                "a box narrower than its swizzle span is known of loads only");
     require_tma(
         direction == TmaDirection::kLoad || !tma_converts(map.type),
         "stores of types that convert on the way (FLOAT32_FTZ, TFLOAT32, TFLOAT32_FTZ) are not supported: use FLOAT32");

@@ -12,16 +12,17 @@
 // bytes of the tensor and 128 of shared memory, and begins at a multiple of them. The gaps stay as they are, which is
 // one reading of "gap"; a barrier counts what is moved, as published kernels expect (CUTLASS, DeepGEMM), not the gaps.
 //
-// Three rules are no document's, but what an H200 does (tests/emulator/calibration): a box starts at a
-// multiple of 16 bytes of its row; only a load may start before the tensor; and a store or a reduction
-// moves whole pieces, the elements behind the end of a row that ends within one included.
+// Four rules are no document's, but what an H200 does (tests/emulator/calibration): a box starts at a
+// multiple of 16 bytes of its row; only a load may start before the tensor; a store or a reduction
+// moves whole pieces, the elements behind the end of a row that ends within one included; and rows that a load
+// leaves of a box narrower than its swizzle span are a span apart, with what lies between as it was.
 //
 // And of the types that convert on the way, as an H200 does: a load of TFLOAT32 rounds to the nearest tf32 value,
 // ties to even, and gives one NaN for all; FTZ types flush nothing.
 //
 // Refused, because no public document fixes their effect on the bytes: im2col modes (no entry point),
 // interleaved layouts, the padded 6-bit type, stores of the padded 4-bit one, NaN fill (which NaN), stores of types
-// that convert, and a swizzled box narrower than its swizzle span (which row pitch).
+// that convert, and stores of a box narrower than its swizzle span.
 #pragma once
 
 #include <array>
